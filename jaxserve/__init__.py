@@ -1,0 +1,28 @@
+"""jaxserve: LLM serving on JAX/XLA. The offline API; names load on first use, so that light
+processes (the HTTP server, the command line) never import jax by accident."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxserve.engine.llm import LLM
+    from jaxserve.outputs import CompletionOutput, RequestOutput
+    from jaxserve.sampling.params import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "jaxserve.engine.llm",
+    "CompletionOutput": "jaxserve.outputs",
+    "RequestOutput": "jaxserve.outputs",
+    "SamplingParams": "jaxserve.sampling.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")

@@ -1,0 +1,15 @@
+"""Typed refusals. The package stands alone, so its hierarchy starts here; the engine translates."""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """Base of every error the scheduler raises on purpose."""
+
+
+class RequestTooLongError(SchedulerError, ValueError):
+    """The request can never run: it is longer than the model, or than the whole block pool."""
+
+
+class QueueFullError(SchedulerError):
+    """Too many requests or tokens wait already: the same request may be taken later."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ConfigError, UnsupportedModelError
 
 MIB = 1024**2
 GIB = 1024**3
+
+
+def cache_dir() -> Path:
+    """Where fetched models and compiled programs are kept: $JAXSERVE_CACHE, or jaxserve/ in
+    $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
+    if own := os.environ.get("JAXSERVE_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "jaxserve"
 
 
 @dataclass(frozen=True, slots=True)

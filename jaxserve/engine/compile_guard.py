@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from jaxserve.errors import EngineError
@@ -32,11 +30,11 @@ class CompileGuard:
         """Stops listening."""
         jax.monitoring.unregister_event_duration_listener(self._on_event)
 
-    def _on_event(self, event: str, duration: float, **_: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if self._ready and event == _COMPILE_EVENT:
             self.count += 1
             if self._forbid:
                 raise EngineError(
-                    f"a step compiled for {duration:.2f} s after ready although forbid_compile is "
-                    "set: a shape or an option was not warmed up"
+                    f"a step compiled for {duration_secs:.2f} s after X
+                    "forbid_compile: a shape or an option was not warmed up"
                 )

@@ -100,6 +100,7 @@ class Runner:
         buffers.ints.fill(0)
         buffers.floats.fill(0)
         buffers.batch.slots.fill(self._slots.spare)
+        buffers.batch.write_slots.fill(-1)  # padding writes nowhere
         return buffers
 
     def _fill_decodes(self, batch: StepInts[np.ndarray], decodes: np.ndarray) -> None:

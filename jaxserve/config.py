@@ -23,6 +23,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve"
 
 
+def cache_dir() -> Path:
+    """Where fetched models and compiled programs are kept: $JAXSERVE_CACHE, or jaxserve/ in
+    $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
+    if own := os.environ.get("JAXSERVE_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "jaxserve"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a model, under Hugging Face's names.

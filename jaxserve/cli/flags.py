@@ -102,7 +102,8 @@ def add_flags(
 def build(settings: type[Settings], args: argparse.Namespace) -> Settings:
     """Makes the dataclass from those of its fields that were added as flags."""
     given = {name: getattr(args, name) for name in _fields(settings) if hasattr(args, name)}
-    return settings(**given)
+    frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return settings(**frozen)
 
 
 def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import shlex
 
 from jaxserve.cli import flags
@@ -20,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import logging
+    engine, server = flags.build(EngineConfig, args), flags.build(ServerConfig, args)
 
     from jaxserve.server.lifecycle import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(serve(flags.build(EngineConfig, args), flags.build(ServerConfig, args), announce))
+    asyncio.run(serve(engine, server, announce))
     return 0
 
 

@@ -205,6 +205,7 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "prompt_cache_retention": (),
+    "prompt_cache_options": (),
     # vLLM's extras
     "continue_final_message": (False,),
     "chat_template": (),

@@ -1,0 +1,30 @@
+"""Formats in: GGUF files and Hugging Face folders, under one interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoints.base import Checkpoint
+from jaxserve.errors import ModelNotFoundError
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens a GGUF file or a Hugging Face folder; reads headers only.
+
+    Raises:
+        ModelNotFoundError: nothing is there, or a folder without a model in it.
+        UnsupportedModelError: it asks for something that isn't implemented.
+        CheckpointError: it is damaged or doesn't match its config; names the tensor or file.
+    """
+    # The readers' imports take a third of a second: the tokenizer needs none of them.
+    if path.is_dir():
+        from checkpoints.safetensors_folder import SafetensorsCheckpoint
+
+        return SafetensorsCheckpoint(path)
+    if path.is_file():
+        from checkpoints.gguf_file import GGUFCheckpoint
+
+        return GGUFCheckpoint(path)
+    raise ModelNotFoundError(f"{path}: no such file or folder")

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ConfigError, UnsupportedModelError
 
 MIB = 1024**2
 GIB = 1024**3
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def cache_dir() -> Path:
+    """Where models and compiled programs are kept: $JAXSERVE_CACHE, or the user's cache folder."""
+    if own := os.environ.get("JAXSERVE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,7 @@ class EngineConfig:
         seed: base of the seeds of requests that bring none.
     """
 
-    model: str = "smollm2-135m"
+    model: str = DEFAULT_MODEL
     dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None

@@ -1,0 +1,28 @@
+"""Requests, block pool, prefix cache and step plans: pure Python, no model, no device."""
+
+from scheduler.config import CacheGroup, PreemptionCosts, SchedulerConfig
+from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
+from scheduler.plan import Chunk, Draft, SlotStart, StepPlan, StepResult
+from scheduler.request import FinishReason, MediaSpan, Request, Sequence
+from scheduler.scheduler import Scheduler
+from scheduler.stats import SchedulerStats
+
+__all__ = [
+    "CacheGroup",
+    "Chunk",
+    "Draft",
+    "FinishReason",
+    "MediaSpan",
+    "PreemptionCosts",
+    "QueueFullError",
+    "Request",
+    "RequestTooLongError",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerError",
+    "SchedulerStats",
+    "Sequence",
+    "SlotStart",
+    "StepPlan",
+    "StepResult",
+]

@@ -8,8 +8,24 @@ class SchedulerError(Exception):
 
 
 class RequestTooLongError(SchedulerError, ValueError):
-    """The request can never run: it is longer than the model, or than the whole block pool."""
+    """The request can never run: it is longer than the model, or than the whole block pool.
+
+    Args:
+        limit: most tokens of prompt and output together (Scheduler.max_model_len).
+    """
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class QueueFullError(SchedulerError):
-    """Too many requests or tokens wait already: the same request may be taken later."""
+    """Too many requests or tokens wait already: the same request may be taken later.
+
+    Args:
+        limit: the limit that was reached, in requests or tokens as the message says.
+    """
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit

@@ -4,6 +4,10 @@ A sequence that runs owns a slot, a row of the runner's persistent state. The ru
 mirror of each slot (block table, computed tokens), which the plan's changes bring up to date; in a
 steady decode a plan is therefore nearly empty. Rows of a step: the decode slots in order, then the
 chunks in order.
+
+Every plan must be run, and steps run in the order of their plans: the scheduler reuses a slot or a
+block as soon as no later plan reads it, and lets cached blocks be found once their tokens are
+planned.
 """
 
 from __future__ import annotations
@@ -16,11 +20,16 @@ from scheduler.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SlotStart:
-    """A sequence takes a slot in this step (first admission, or again after a preemption).
+    """A sequence takes a slot in this step (first admission, a fork, or after a preemption).
+
+    Its tokens in this step come as a Chunk; len(sequence.output_token_ids) of its known tokens are
+    outputs, so the next draw is for that output position.
 
     Args:
-        block_ids: its whole block table so far, one list a cache group.
-        num_computed_tokens: tokens whose KV is already there (prefix-cache hits).
+        block_ids: its whole block table so far, one list a cache group. Entries that lie wholly
+            before a group's window are 0, and stay as they are when the window moves on.
+        num_computed_tokens: tokens whose KV is already there (prefix-cache hits, a fork's shared
+            tokens, or what was swapped in).
     """
 
     slot: int
@@ -46,8 +55,21 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses that a decode row verifies: it computes the token sampled last and then these.
+
+    Args:
+        row: its index in decode_slots.
+        token_ids: the guessed tokens, at least one.
+    """
+
+    row: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Apply in this order: copies, starts, new_blocks; then run the rows.
+    """One step. Apply in this order: swap_outs, copies, swap_ins, starts, new_blocks; then run.
 
     Args:
         step: counts plans from 0.
@@ -55,9 +77,14 @@ class StepPlan:
             The same tuple object as in the plan before when nothing changed.
         chunks: prefill work.
         starts: slots with a new occupant.
-        new_blocks: (slot, group, index in the block table, block id), blocks that grew a table.
+        new_blocks: (slot, group, index in the block table, block id), blocks that grew a table
+            or took the place of one (after a copy).
         copies: (from, to) block pairs to copy before the step (copy-on-write).
-        num_tokens: tokens the step computes, the sum over rows.
+        num_tokens: tokens the step computes, the sum over rows, drafts included.
+        drafts: decode rows with draft tokens; Scheduler.draft is the only source of them. Such a
+            row isn't planned again before its results are known.
+        swap_outs: (device block, host block) pairs to copy to host memory.
+        swap_ins: (host block, device block) pairs to copy back.
     """
 
     step: int
@@ -67,6 +94,9 @@ class StepPlan:
     new_blocks: tuple[tuple[int, int, int, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     num_tokens: int = 0
+    drafts: tuple[Draft, ...] = ()
+    swap_outs: tuple[tuple[int, int], ...] = ()
+    swap_ins: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +105,8 @@ class StepResult:
 
     Args:
         sequences, token_ids: parallel, in row order; rows whose token was dropped (aborted,
-            already ended, a chunk that doesn't sample) are left out.
+            already ended, a chunk that doesn't sample) are left out. A row whose drafts were
+            accepted comes once for each of its tokens. Not to be changed: the lists may be shared.
         finished: sequences that ended here; each has finish_reason and stop_reason.
     """
 

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Prompt positions that stand for media: their token ids alone don't tell their content.
+
+    Args:
+        start, length: the positions, in tokens.
+        digest: hash of the content.
+    """
+
+    start: int
+    length: int
+    digest: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +35,10 @@ class Request:
         arrival_time: seconds; breaks ties among equal priorities.
         cache_salt: only requests with the same salt share cached blocks.
         payload: opaque to the scheduler; the runner's sampling settings.
+        n: samples of the one prompt; they share the prompt's full blocks.
+        adapter: identifies the adapter by its weights (not by name); None is the base model.
+        media: prompt spans whose content the token ids don't tell.
+        read_prefix_cache: False computes every prompt token (for prompt logprobs).
     """
 
     request_id: str
@@ -31,16 +50,66 @@ class Request:
     arrival_time: float = 0.0
     cache_salt: str | None = None
     payload: Any = None
+    n: int = 1
+    adapter: bytes | None = None
+    media: tuple[MediaSpan, ...] = ()
+    read_prefix_cache: bool = True
+
+
+class Status(IntEnum):
+    """Where a sequence is in its life. PREFILL, DECODE and DRAFT hold a slot and blocks."""
+
+    HELD = 0  # waits for the first sample's prompt, to share it
+    WAITING = 1  # in the queue
+    PREFILL = 2  # known tokens are left to compute
+    DECODE = 3  # one token a step, in bulk
+    DRAFT = 4  # the next step verifies draft tokens, or the one in flight does
+    LAST = 5  # its last token is in flight; slot and blocks are given back already
+    ENDED = 6
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample of a request. The scheduler alone writes it; the engine reads it."""
+    """One sample of a request. The scheduler alone writes it; the engine reads it.
+
+    The engine's: request, index, slot (-1 without one), output_token_ids, num_cached_tokens
+    (prefix-cache hits of the first admission), num_preemptions, finish_reason, stop_reason.
+    The rest is the scheduler's own.
+    """
 
     request: Request
     index: int = 0
     slot: int = -1
     output_token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+
+    order: int = 0  # of arrival
+    limit: int = 0  # most output tokens, max_model_len counted in
+    status: Status = Status.WAITING
+    num_computed: int = 0  # tokens whose KV is planned; stale in DECODE, where it is step - base
+    base: int = 0
+    end_step: int = -1  # first step without a row for it, in DECODE and LAST
+    num_queued: int = 0  # known tokens when it was queued
+    hold_step: int = -1  # rows up to this step may be in flight: not to be admitted before
+    row: int = -1  # index among the bulk decode rows
+    tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where a window let go
+    hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
+    num_registered: int = 0  # blocks that the prefix cache has been told of
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Known tokens [start, stop)."""
+        prompt = self.request.prompt_token_ids
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        first = start - len(prompt)
+        if first >= 0:
+            return self.output_token_ids[first : stop - len(prompt)]
+        return prompt[start:] + self.output_token_ids[: stop - len(prompt)]

@@ -1,0 +1,118 @@
+"""Hugging Face folders: config.json and safetensors, whole or sharded, by memory map."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from checkpoints.base import Checkpoint, Shapes, check_shapes
+from jaxserve.config import ModelConfig
+from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+_ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A folder in Hugging Face's layout; tensors come out in the type they are stored in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_config(path)
+        self._files: dict[str, Any] = {}
+        self._shapes: Shapes = {}
+        self._nbytes = 0
+        for file in _weight_files(path):
+            self._add(file)
+        check_shapes(path, self._shapes, self.config)
+
+    def shapes(self) -> Shapes:
+        return dict(self._shapes)
+
+    def read(self, name: str) -> np.ndarray:
+        if name not in self._files:
+            raise CheckpointError(f"{self.path}: there is no tensor {name}")
+        return self._files[name].get_tensor(name)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def _add(self, file: Path) -> None:
+        try:
+            opened: Any = safe_open(file, framework="numpy")
+        except FileNotFoundError:
+            raise CheckpointError(f"{file}: missing, though the index names it") from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: damaged or truncated ({error})") from None
+        for name in opened.keys():  # noqa: SIM118 (not a mapping)
+            if self._is_ignored(name):
+                continue
+            if name in self._files:
+                raise CheckpointError(f"{file}: the tensor {name} is in another file too")
+            tensor = opened.get_slice(name)
+            shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+            if dtype not in _ITEM_SIZES:
+                raise UnsupportedModelError(
+                    f"{file}: the tensor {name} is stored as {dtype}; "
+                    f"supported: {', '.join(_ITEM_SIZES)}"
+                )
+            self._files[name] = opened
+            self._shapes[name] = shape
+            self._nbytes += math.prod(shape) * _ITEM_SIZES[dtype]
+
+    def _is_ignored(self, name: str) -> bool:
+        """Whether transformers would ignore it too: old files keep rope's buffers, and some keep
+        a copy of a tied head."""
+        tied_head = name == "lm_head.weight" and self.config.tie_word_embeddings
+        return tied_head or name.endswith("rotary_emb.inv_freq")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """config.json, with the EOS ids of generation_config.json added."""
+    config = ModelConfig.from_hf(read_json(path / "config.json"))
+    if (path / "generation_config.json").exists():
+        eos = read_json(path / "generation_config.json").get("eos_token_id")
+        extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        config = replace(
+            config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra)))
+        )
+    return config
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's folder.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        CheckpointError: it isn't a JSON object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{file.parent}: there is no {file.name} in it") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return value
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: it has no weight_map")
+        return [path / name for name in sorted(set(weight_map.values()))]
+    single = path / "model.safetensors"
+    if not single.exists():
+        raise ModelNotFoundError(
+            f"{path}: there is no model.safetensors in it, nor an index of shards"
+        )
+    return [single]

@@ -1,0 +1,256 @@
+"""EngineClient: the server's and the command line's only view of the engine. Imports no jax.
+
+This process tokenizes and detokenizes; the engine process schedules and runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+import checkpoints
+from jaxserve import errors
+from jaxserve.config import EngineConfig
+from jaxserve.engine import messages
+from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
+from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
+from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.detokenizer import Detokenizer
+from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
+
+SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request between the engine's news and the reader."""
+
+    params: SamplingParams
+    detokenizer: Detokenizer
+    deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
+    ended: bool = False
+
+
+class EngineClient:
+    """Starts an engine process and streams requests through it. Use EngineClient.start()."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        process: asyncio.subprocess.Process,
+        folder: Path,
+        to_engine: zmq.asyncio.Socket,
+        from_engine: zmq.asyncio.Socket,
+    ) -> None:
+        self.model_name = Path(config.model).stem if "/" in config.model else config.model
+        self.tokenizer = tokenizer
+        self._config, self._process, self._folder = config, process, folder
+        self._to_engine, self._from_engine = to_engine, from_engine
+        self._streams: dict[str, _Stream] = {}
+        self._counter = itertools.count()
+        self._dead = asyncio.Event()
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.compiles = 0
+        self.ready: messages.Ready
+        self._intake: Intake
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> EngineClient:
+        """Fetches the model, starts the engine process, and returns when it is ready.
+
+        Raises:
+            ModelError: the model can't be had or served.
+            EngineDeadError: the process ended without a word; its stderr says why.
+        """
+        path = await asyncio.to_thread(checkpoints.pull, config.model)
+        folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
+        addresses = [f"ipc://{folder}/{name}" for name in ("to-engine", "from-engine")]
+        context = zmq.asyncio.Context.instance()
+        to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        to_engine.set(zmq.SNDHWM, 0)
+        from_engine.set(zmq.RCVHWM, 0)
+        to_engine.bind(addresses[0])
+        from_engine.bind(addresses[1])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "jaxserve.engine.process", *addresses
+        )
+        # The engine loads and compiles while we read the tokenizer.
+        hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
+        await to_engine.send(messages.encode(hello))
+        try:
+            tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            client = cls(config, tokenizer, process, folder, to_engine, from_engine)
+            await client._wait_ready()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            _close_sockets(to_engine, from_engine, folder)
+            raise
+        return client
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output together."""
+        return self.ready.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding."""
+        return self.ready.vocab_size
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine process lives."""
+        return not self._dead.is_set()
+
+    async def wait_dead(self) -> None:
+        """Returns once the engine process has ended, for whatever reason."""
+        await self._dead.wait()
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """Token ids of a prompt, validated but not submitted.
+
+        Raises:
+            InvalidRequestError: what generate() would refuse.
+        """
+        return self._intake.prompt_ids(prompt, params)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """Streams one request. Closing the iterator early aborts it in the engine.
+
+        Args:
+            request_id: for logs; the engine's own id is never a caller's.
+
+        Raises:
+            InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
+            EngineError, EngineDeadError: afterwards.
+        """
+        ids = self._intake.prompt_ids(prompt, params)
+        if not self.healthy:
+            raise EngineDeadError("the engine process has ended: restart the server")
+        own_id = f"{next(self._counter)}-{request_id or 'request'}"
+        stream = _Stream(params, Detokenizer(self.tokenizer, params))
+        self._streams[own_id] = stream
+        try:
+            self._post(self._intake.submission(own_id, ids, params))
+            while True:
+                delta = await stream.deltas.get()
+                if isinstance(delta, JaxserveError):
+                    raise delta
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            del self._streams[own_id]
+            if not stream.ended:
+                self._abort(own_id)
+
+    async def close(self) -> None:
+        """Ends the engine process and frees what belongs to it."""
+        self._closing = True
+        if self.healthy:
+            self._post(messages.Shutdown())
+            try:
+                await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _close_sockets(self._to_engine, self._from_engine, self._folder)
+
+    async def _wait_ready(self) -> None:
+        receive = asyncio.ensure_future(self._from_engine.recv())
+        ended = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not receive.done():
+            with contextlib.suppress(TimeoutError):  # its last word may still be on the way
+                await asyncio.wait_for(asyncio.shield(receive), 1.0)
+        ended.cancel()
+        if not receive.done():
+            receive.cancel()
+            raise EngineDeadError(
+                f"the engine process ended with status {self._process.returncode} before it was "
+                "ready; its messages are above"
+            )
+        answer = messages.decode_to_client(receive.result())
+        if isinstance(answer, messages.Failed):
+            raise ModelError(answer.message)
+        assert isinstance(answer, messages.Ready)
+        self.ready = answer
+        self._intake = Intake(
+            self.tokenizer,
+            answer.max_model_len,
+            answer.vocab_size,
+            random.Random(self._config.seed),
+        )
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    async def _read(self) -> None:
+        """Turns the engine's news into deltas."""
+        while True:
+            message = messages.decode_to_client(await self._from_engine.recv())
+            assert isinstance(message, messages.Outputs)
+            self.compiles = message.compiles
+            for output in message.outputs:
+                stream = self._streams.get(output.request_id)
+                if stream is not None and not stream.ended:
+                    self._deliver(output, stream)
+
+    def _deliver(self, output: messages.Output, stream: _Stream) -> None:
+        if output.error is not None:
+            stream.ended = True
+            kind = getattr(errors, output.error_kind or "", EngineError)
+            stream.deltas.put_nowait(kind(output.error))
+            return
+        reason = shown_stop_reason(output, stream.params)
+        delta = stream.detokenizer.add(output.token_ids, output.finish_reason, reason)
+        stream.deltas.put_nowait(delta)
+        if delta.finish_reason is not None:
+            stream.ended = True
+            if output.finish_reason is None:  # a stop string: the engine doesn't know yet
+                self._abort(output.request_id)
+
+    async def _watch(self) -> None:
+        """Fails everything pending at once when the process dies."""
+        status = await self._process.wait()
+        self._dead.set()
+        error = EngineDeadError(f"the engine process ended with status {status}")
+        for stream in self._streams.values():
+            if not stream.ended:
+                stream.ended = True
+                stream.deltas.put_nowait(error)
+
+    def _abort(self, own_id: str) -> None:
+        if self.healthy and not self._closing:
+            self._post(messages.Abort(own_id))
+
+    def _post(self, message: messages.ToEngine) -> None:
+        # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
+        self._to_engine.send(messages.encode(message))
+
+
+def _close_sockets(
+    to_engine: zmq.asyncio.Socket, from_engine: zmq.asyncio.Socket, folder: Path
+) -> None:
+    to_engine.close(linger=0)
+    from_engine.close(linger=0)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,76 @@
+"""From what a user sends to what the engine takes: tokenized, validated, defaults filled in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxserve.engine.messages import Output, Submit
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Validates requests against one engine's limits.
+
+    Args:
+        max_model_len: tokens of prompt and output together.
+        vocab_size: ids must be below; the model's, which may exceed the tokenizer's.
+        seeds: draws the seeds of requests that bring none.
+    """
+
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    seeds: random.Random
+
+    def prompt_ids(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """Token ids of a prompt that the engine can serve with these params.
+
+        Raises:
+            InvalidRequestError: empty, too long, or with ids outside the vocabulary.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
+        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequestError(
+                f"the prompt holds token id {bad}; ids must be from 0 to {self.vocab_size - 1}",
+                "prompt",
+            )
+        if len(ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens; this model takes at most "
+                f"{self.max_model_len - 1}, and one more for the output: shorten the prompt",
+                "prompt",
+            )
+        if params.max_tokens is not None and len(ids) + params.max_tokens > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens and max_tokens is {params.max_tokens}; together "
+                f"they may be at most {self.max_model_len}: shorten the prompt or lower max_tokens",
+                "max_tokens",
+            )
+        params.check_vocabulary(self.vocab_size)
+        return ids
+
+    def submission(self, request_id: str, ids: list[int], params: SamplingParams) -> Submit:
+        """The engine's message for ids that prompt_ids has passed."""
+        eos = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        max_tokens, seed = params.max_tokens, params.seed
+        filled = replace(
+            params,
+            max_tokens=self.max_model_len - len(ids) if max_tokens is None else max_tokens,
+            seed=self.seeds.getrandbits(63) if seed is None else seed,
+        )
+        return Submit(request_id, ids, filled, frozenset(params.stop_token_ids) | frozenset(eos))
+
+
+def shown_stop_reason(output: Output, params: SamplingParams) -> int | None:
+    """The stop token, if the user asked for it; None for the model's own EOS, as vLLM reports."""
+    return output.stop_reason if output.stop_reason in params.stop_token_ids else None

@@ -1,0 +1,89 @@
+"""The limits an engine really runs under: its settings where given, the machine's where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.config import GIB, EngineConfig, cache_dir
+from jaxserve.engine.loader import LoadedModel
+from jaxserve.engine.paged_cache import bytes_per_block
+from jaxserve.errors import ConfigError
+
+CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
+GPU_SEQS, GPU_TOKENS = 256, 8192
+GPU_STEP_BYTES = 2 * GIB  # left for the activations of the largest step
+
+
+def resolve_dtype(config: EngineConfig) -> jnp.dtype:
+    """bfloat16 on a GPU, float32 on a CPU, unless the config says otherwise."""
+    if config.dtype != "auto":
+        return jnp.dtype(config.dtype)
+    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+
+
+def use_compilation_cache() -> None:
+    """Keeps every compiled program on disk, however quick it was to compile."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What EngineConfig leaves open, decided.
+
+    Args:
+        num_blocks: blocks in the pool, the null block among them.
+        max_model_len: tokens of prompt and output; never more than the pool can hold.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def resolve(cls, config: EngineConfig, model: LoadedModel, dtype: jnp.dtype) -> EngineLimits:
+        """Decides the limits for a loaded model.
+
+        Raises:
+            ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
+        """
+        on_cpu = jax.default_backend() == "cpu"
+        memory = config.kv_cache_memory or (
+            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization)
+        )
+        per_block = bytes_per_block(model.cache_specs, config.block_size, dtype)
+        num_blocks = memory // per_block
+        if num_blocks < 2:
+            raise ConfigError(
+                f"kv_cache_memory of {memory} bytes holds {num_blocks} blocks of {per_block} "
+                "bytes; at least 2 are needed"
+            )
+        context = model.config.max_position_embeddings
+        wanted = config.max_model_len or context
+        if wanted > context:
+            raise ConfigError(
+                f"max_model_len is {wanted}, but the model was made for at most {context}"
+            )
+        return cls(
+            num_blocks=num_blocks,
+            max_model_len=min(wanted, (num_blocks - 1) * config.block_size),
+            max_num_seqs=config.max_num_seqs or (CPU_SEQS if on_cpu else GPU_SEQS),
+            max_num_batched_tokens=config.max_num_batched_tokens
+            or (CPU_TOKENS if on_cpu else GPU_TOKENS),
+        )
+
+
+def _gpu_kv_bytes(utilization: float) -> int:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"] - GPU_STEP_BYTES
+    if free <= 0:
+        raise ConfigError(
+            "the weights leave no GPU memory for the KV cache: raise gpu_memory_utilization, or "
+            "take a smaller model"
+        )
+    return free

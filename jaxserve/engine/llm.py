@@ -1,0 +1,139 @@
+"""LLM: the offline API. The same core as the server's, in the caller's own process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import checkpoints
+from jaxserve.config import DEFAULT_MODEL, EngineConfig
+from jaxserve.engine.core import EngineCore
+from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
+from jaxserve.errors import InvalidRequestError
+from jaxserve.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.detokenizer import Detokenizer
+from jaxserve.text.tokenizer import load_tokenizer
+
+Message = Mapping[str, Any]
+
+
+class _Collector:
+    """One request's output as it grows."""
+
+    def __init__(self, prompt: Prompt, ids: list[int], params: SamplingParams, llm: LLM) -> None:
+        self.prompt = prompt if isinstance(prompt, str) else None
+        self.prompt_ids, self.params = ids, params
+        self.detokenizer = Detokenizer(llm.tokenizer, params)
+        self.deltas: list[CompletionDelta] = []
+
+    def output(self, request_id: str) -> RequestOutput:
+        last = self.deltas[-1]
+        assert last.finish_reason is not None
+        completion = CompletionOutput(
+            index=0,
+            text="".join(d.text for d in self.deltas),
+            token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in self.deltas)),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+        )
+        return RequestOutput(request_id, self.prompt, tuple(self.prompt_ids), (completion,))
+
+
+class LLM:
+    """Generates text with one model.
+
+    Args:
+        model: as EngineConfig.model.
+        progress: show progress bars on stderr.
+        settings: any other field of EngineConfig.
+
+    Example:
+        >>> llm = LLM("smollm2-135m")
+        >>> done = llm.generate("The capital of France is", SamplingParams(temperature=0))
+        >>> done[0].outputs[0].text
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, progress: bool = True, **settings: Any
+    ) -> None:
+        unknown = settings.keys() - {f.name for f in fields(EngineConfig)}
+        if unknown:
+            raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}; see EngineConfig")
+        self.config = EngineConfig(model=model, **settings)
+        path = checkpoints.pull(model)
+        self.tokenizer = load_tokenizer(path)
+        self.core = EngineCore(self.config, path, progress)
+        ready = self.core.ready
+        self._intake = Intake(
+            self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
+        )
+        self._counter = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts (text or token ids, one or many), in order.
+
+        Args:
+            params: one for all, or one a prompt; None is SamplingParams().
+
+        Raises:
+            InvalidRequestError: a prompt or its params can't be served; nothing was run.
+        """
+        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several: Sequence[Prompt] = [prompts] if one else prompts  # type: ignore[list-item,assignment]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(several)
+        if len(params) != len(several):
+            raise InvalidRequestError(
+                f"{len(several)} prompts came with {len(params)} params: give one, or one a prompt"
+            )
+        collectors = {}
+        for prompt, p in zip(several, params, strict=True):
+            ids = self._intake.prompt_ids(prompt, p)
+            collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, p, self)
+        self._run(collectors)
+        return [collector.output(request_id) for request_id, collector in collectors.items()]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several, each a list of {"role", "content"} messages.
+
+        Args:
+            template: passed to the chat template.
+        """
+        several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [self.tokenizer.apply_chat_template(list(m), **template) for m in several]
+        ids = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+        return self.generate(ids, params)
+
+    def _run(self, collectors: dict[str, _Collector]) -> None:
+        for request_id, c in collectors.items():
+            refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
+            if refused is not None:
+                for other in collectors:
+                    self.core.abort(other)
+                raise InvalidRequestError(refused.error or "refused")
+        pending = set(collectors)
+        while self.core.has_work:
+            for out in self.core.step():
+                if out.request_id not in pending:
+                    continue  # its stop string came up while a step was in flight
+                c = collectors[out.request_id]
+                reason = shown_stop_reason(out, c.params)
+                delta = c.detokenizer.add(out.token_ids, out.finish_reason, reason)
+                c.deltas.append(delta)
+                if delta.finish_reason is not None:
+                    pending.discard(out.request_id)
+                    if out.finish_reason is None:
+                        self.core.abort(out.request_id)

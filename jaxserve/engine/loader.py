@@ -1,0 +1,65 @@
+"""From a checkpoint on disk to a model's parameters on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from tqdm import tqdm
+
+from checkpoints import open_checkpoint
+from checkpoints.weight_map import WEIGHT_MAPS
+from jaxserve.config import ModelConfig
+from jaxserve.errors import CheckpointError
+from jaxserve.models.cache import CacheSpec
+from jaxserve.models.registry import model_class
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model split once: its graph, and its parameters as a flat list of leaves."""
+
+    config: ModelConfig
+    graphdef: nnx.GraphDef
+    structure: jax.tree_util.PyTreeDef
+    leaves: list[jax.Array]
+    cache_specs: tuple[CacheSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+
+def load_model(path: Path, dtype: jnp.dtype, progress: bool) -> LoadedModel:
+    """Reads every parameter of the checkpoint at path, cast to dtype.
+
+    Raises:
+        ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
+    """
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    cls = model_class(config)
+    model = nnx.eval_shape(lambda: cls(config, dtype))
+    graphdef, abstract = nnx.split(model)
+    sources = WEIGHT_MAPS[config.architecture](config)
+    filled = {}
+    with tqdm(
+        desc="load", unit="B", unit_scale=True, disable=not progress, total=checkpoint.nbytes
+    ) as bar:
+        for parameter_path, expected in nnx.to_flat_state(abstract):
+            source = sources[parameter_path]
+            read = [checkpoint.read(name) for name in source.names]
+            value = source.build(*read)
+            if value.shape != expected.shape:
+                raise CheckpointError(
+                    f"{', '.join(source.names)}: made a parameter of shape {value.shape} where the "
+                    f"config asks for {expected.shape}; the checkpoint and its config don't match"
+                )
+            filled[parameter_path] = expected.replace(jnp.asarray(value, dtype))
+            bar.update(sum(x.nbytes for x in read))
+    leaves, structure = jax.tree.flatten(nnx.from_flat_state(filled))
+    return LoadedModel(config, graphdef, structure, leaves, model.cache_specs)

@@ -1,0 +1,109 @@
+"""What crosses the process boundary: small, typed, versioned messages, packed by msgspec.
+
+Client to engine: one Submit a request, Abort, Shutdown. Engine to client: Ready or Failed once,
+then batches of Outputs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.config import EngineConfig
+from jaxserve.outputs import FinishReason
+from jaxserve.sampling.params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
+
+
+class Start(Message, frozen=True):
+    """First message to the engine: what to load, and the protocol the client speaks."""
+
+    version: int
+    config: EngineConfig
+    model_path: str
+
+
+class Submit(Message, frozen=True):
+    """Registers and starts a request as one act.
+
+    Args:
+        request_id: chosen by the client process, never by a user.
+        params: with max_tokens and seed filled in.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stop_token_ids: frozenset[int]
+
+
+class Abort(Message, frozen=True):
+    """Ends a request; unknown ids are ignored, for the request may just have ended."""
+
+    request_id: str
+
+
+class Shutdown(Message, frozen=True):
+    """Ends the engine process."""
+
+
+class Ready(Message, frozen=True):
+    """The engine is warm.
+
+    Args:
+        max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
+        vocab_size: rows of the model's embedding; token ids must be below.
+        num_blocks: blocks in the KV pool.
+        load_s, compile_s: seconds that loading and compiling took.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    load_s: float
+    compile_s: float
+
+
+class Failed(Message, frozen=True):
+    """The engine could not start; a message for the user."""
+
+    message: str
+
+
+class Output(Message, frozen=True):
+    """News of one request.
+
+    Args:
+        error: set when the engine refused or failed this request; the kind names the exception
+            class in jaxserve.errors.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    error_kind: str | None = None
+
+
+class Outputs(Message, frozen=True):
+    """All news of one step.
+
+    Args:
+        compiles: compilations since ready; stays 0.
+    """
+
+    outputs: list[Output]
+    compiles: int
+
+
+ToEngine = Start | Submit | Abort | Shutdown
+ToClient = Ready | Failed | Outputs
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode

@@ -1,0 +1,94 @@
+"""The engine process: a loop around EngineCore that talks to the client over two sockets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from jaxserve.engine import messages
+from jaxserve.engine.core import EngineCore
+from jaxserve.errors import JaxserveError
+
+log = logging.getLogger(__name__)
+
+IDLE_MS = 500  # how often an idle engine looks whether its parent still lives
+
+
+class EngineProcess:
+    """Serves one client until it says Shutdown or dies."""
+
+    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._parent = os.getppid()
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        start = self._receive()
+        if not isinstance(start, messages.Start):
+            return 0
+        if start.version != messages.PROTOCOL_VERSION:
+            return self._fail(
+                f"the client speaks protocol {start.version}, the engine "
+                f"{messages.PROTOCOL_VERSION}: install one version of jaxserve"
+            )
+        try:
+            core = EngineCore(start.config, Path(start.model_path), progress=sys.stderr.isatty())
+        except JaxserveError as error:
+            return self._fail(str(error))
+        self._send(core.ready)
+        return self._serve(core)
+
+    def _serve(self, core: EngineCore) -> int:
+        while True:
+            news: list[messages.Output] = []
+            while (message := self._receive(wait=not core.has_work and not news)) is not None:
+                if isinstance(message, messages.Shutdown):
+                    return 0
+                if isinstance(message, messages.Submit) and (refusal := core.submit(message)):
+                    news.append(refusal)
+                elif isinstance(message, messages.Abort):
+                    core.abort(message.request_id)
+            if core.has_work:
+                news.extend(core.step())
+            if news:
+                self._send(messages.Outputs(news, core.compiles))
+
+    def _receive(self, wait: bool = True) -> messages.ToEngine | None:
+        """The next message; None when there is none now. Shutdown when the parent has died."""
+        while not self._inbox.poll(IDLE_MS if wait else 0):
+            if os.getppid() != self._parent:
+                return messages.Shutdown()
+            if not wait:
+                return None
+        return messages.decode_to_engine(self._inbox.recv())
+
+    def _send(self, message: messages.ToClient) -> None:
+        self._outbox.send(messages.encode(message))
+
+    def _fail(self, reason: str) -> int:
+        self._send(messages.Failed(reason))
+        return 1
+
+
+def main(inbox_address: str, outbox_address: str) -> int:
+    """Entry of the process; the client binds both addresses."""
+    # Ctrl-C reaches the whole process group; the client decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(inbox_address)
+    outbox.connect(outbox_address)
+    try:
+        return EngineProcess(inbox, outbox).run()
+    finally:
+        context.destroy(linger=1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

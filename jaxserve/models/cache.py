@@ -1,0 +1,37 @@
+"""What a layer caches, and how it reaches its cache: all that a model knows of paging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import jax
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """A layer's declaration of what it caches: paged K and V.
+
+    Layers with equal declarations form a cache group.
+
+    Args:
+        num_kv_heads: K.
+        head_dim: D.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+
+
+class LayerCache(Protocol):
+    """One layer's cache during one step; the engine brings the implementation (a pytree)."""
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float
+    ) -> tuple[jax.Array, Self]:
+        """Writes k and v [T, K, D] of this step, then attends causally from q [T, H, D].
+
+        Returns:
+            The attention output [T, H, D] and the cache with the new keys and values in it.
+        """
+        ...

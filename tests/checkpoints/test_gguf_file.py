@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from checkpoints import open_checkpoint
+from checkpoints.gguf_file import hf_name
+from jaxserve.errors import CheckpointError, UnsupportedModelError
+
+Tensors = dict[str, np.ndarray]
+Write = Callable[..., Path]
+
+FILE_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def file_name(name: str) -> str:
+    if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name):
+        return f"blk.{match[1]}.{FILE_NAMES[match[2]]}.weight"
+    return FILE_NAMES[name]
+
+
+def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to q and k, row by row."""
+    size = weight.shape[0] // heads
+    rows = []
+    for head in range(heads):
+        for i in range(size // 2):
+            rows += [head * size + i, head * size + i + size // 2]
+    return weight[rows]
+
+
+def as_gguf(tensors: Tensors) -> Tensors:
+    heads = {"q_proj": 4, "k_proj": 2}
+    out = {}
+    for name, value in tensors.items():
+        n = next((n for part, n in heads.items() if part in name), None)
+        out[file_name(name)] = value if n is None else permute(value, n)
+    return out
+
+
+def test_names_map_both_ways(tensors: Tensors) -> None:
+    for name in tensors:
+        assert hf_name(file_name(name)) == name
+    assert hf_name("blk.0.attn_q.bias") == "blk.0.attn_q.bias"
+
+
+def test_float32_comes_back_exactly_in_hf_layout(tensors: Tensors, write_gguf: Write) -> None:
+    checkpoint = open_checkpoint(write_gguf(as_gguf(tensors)))
+    assert checkpoint.shapes() == {name: value.shape for name, value in tensors.items()}
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(checkpoint.read(name), value)
+    assert not checkpoint.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantised_equals_a_plain_call_of_gguf(
+    tensors: Tensors, write_gguf: Write, kind: str
+) -> None:
+    quantisation = gguf.GGMLQuantizationType[kind]
+    checkpoint = open_checkpoint(write_gguf(as_gguf(tensors), quantisation))
+    for name, value in tensors.items():
+        read = checkpoint.read(name)
+        assert read.dtype == np.float32
+        if value.ndim == 1:
+            np.testing.assert_array_equal(read, value)
+        else:
+            # Permuting whole rows and quantising within rows commute.
+            packed = gguf.quantize(value, quantisation)
+            np.testing.assert_array_equal(read, gguf.dequantize(packed, quantisation))
+
+
+def test_without_output_weight_the_head_is_tied(tensors: Tensors, write_gguf: Write) -> None:
+    del tensors["lm_head.weight"]
+    checkpoint = open_checkpoint(write_gguf(as_gguf(tensors)))
+    assert checkpoint.config.tie_word_embeddings
+    assert "lm_head.weight" not in checkpoint.shapes()
+
+
+def test_eos_ids_include_end_of_turn(tensors: Tensors, write_gguf: Write) -> None:
+    path = write_gguf(as_gguf(tensors), tokenizer__ggml__eot_token_id=9)
+    assert open_checkpoint(path).config.eos_token_ids == (2, 9)
+
+
+def test_damage_names_the_tensor(tensors: Tensors, write_gguf: Write) -> None:
+    whole = as_gguf(tensors)
+    q = "blk.1.attn_q.weight"
+    hf = "model.layers.1.self_attn.q_proj.weight"
+    with pytest.raises(CheckpointError, match=f"{hf} is missing"):
+        open_checkpoint(write_gguf({n: v for n, v in whole.items() if n != q}))
+    with pytest.raises(CheckpointError, match=f"{hf} has shape"):
+        open_checkpoint(write_gguf(whole | {q: whole[q][:16]}))
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.bias has no place"):
+        open_checkpoint(write_gguf(whole | {"blk.0.attn_q.bias": np.ones(32, np.float32)}))
+
+
+def test_truncated_data_names_a_tensor(tensors: Tensors, write_gguf: Write) -> None:
+    path = write_gguf(as_gguf(tensors))
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(CheckpointError, match=r"truncated: the tensor \S+\.weight ends"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("size", [0, 3, 10, 20, 100, 400, 900])
+def test_a_header_cut_anywhere_is_an_error(tensors: Tensors, write_gguf: Write, size: int) -> None:
+    path = write_gguf(as_gguf(tensors))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match=str(path)):
+        open_checkpoint(path)
+
+
+def test_a_header_with_absurd_counts_is_an_error(tensors: Tensors, write_gguf: Write) -> None:
+    path = write_gguf(as_gguf(tensors))
+    damaged = bytearray(path.read_bytes())
+    damaged[32:40] = b"\xff" * 8  # inside the first key
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(CheckpointError, match="damaged or truncated GGUF header"):
+        open_checkpoint(path)
+
+
+def test_what_is_not_implemented_is_refused(tensors: Tensors, write_gguf: Write) -> None:
+    whole = as_gguf(tensors)
+    with pytest.raises(UnsupportedModelError, match="experts"):
+        open_checkpoint(write_gguf(whole, llama__expert_count=8))
+    with pytest.raises(UnsupportedModelError, match=r"rope scaling \(yarn\)"):
+        open_checkpoint(write_gguf(whole, llama__rope__scaling__type="yarn"))
+    with pytest.raises(UnsupportedModelError, match="rope scaling"):
+        open_checkpoint(write_gguf(whole | {"rope_freqs.weight": np.ones(4, np.float32)}))

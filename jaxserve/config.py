@@ -73,8 +73,8 @@ class ModelConfig:
                     f"config.json has {name} = {value!r}; supported: {', '.join(map(str, known))}"
                 )
         eos = config.get("eos_token_id")
-        heads = config.get("num_attention_heads", 0)
         try:
+            heads = config["num_attention_heads"]
             return cls(
                 architecture=(config.get("architectures") or ["unknown"])[0],
                 vocab_size=config["vocab_size"],

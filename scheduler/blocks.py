@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from scheduler.events import BlockEvent, BlockRemoved, CacheCleared
+
 NULL_BLOCK = 0  # padding writes there; nobody owns it
 
 
 class BlockPool:
-    """num_blocks blocks, of which num_blocks - 1 can be taken."""
+    """num_blocks blocks, of which num_blocks - 1 can be taken.
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    Args:
+        num_groups: cache groups; each finds its own blocks only.
+        log: where to note blocks that are no longer findable.
+    """
+
+    def __init__(
+        self, num_blocks: int, num_groups: int = 1, log: list[BlockEvent] | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self._log = log
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but findable, oldest first
@@ -45,6 +55,8 @@ class BlockPool:
             block = self._cached.popitem(last=False)[0]
             group, digest = self._hash_of.pop(block)
             del self._by_hash[group][digest]
+            if self._log is not None:
+                self._log.append(BlockRemoved(group, digest))
         self._references[block] = 1
         return block
 
@@ -73,15 +85,18 @@ class BlockPool:
         """The block with this content, used or free."""
         return self._by_hash[group].get(digest)
 
-    def is_registered(self, block: int) -> bool:
-        return block in self._hash_of
+    def is_exclusive(self, block: int) -> bool:
+        """Whether its one holder may write to it: nobody else holds it or can find it."""
+        return self._references[block] == 1 and block not in self._hash_of
 
-    def register(self, group: int, block: int, digest: bytes) -> None:
-        """Makes a used block findable, unless another with its content is already."""
+    def register(self, group: int, block: int, digest: bytes) -> bool:
+        """Makes a used block findable; False if another with its content is already."""
         known = self._by_hash[group]
-        if digest not in known:
-            known[digest] = block
-            self._hash_of[block] = (group, digest)
+        if digest in known:
+            return False
+        known[digest] = block
+        self._hash_of[block] = (group, digest)
+        return True
 
     def reset(self) -> bool:
         """Forgets all cached content; refused (False) while any block is used."""
@@ -92,4 +107,6 @@ class BlockPool:
         self._hash_of.clear()
         for known in self._by_hash:
             known.clear()
+        if self._log is not None:
+            self._log.append(CacheCleared())
         return True

@@ -15,6 +15,7 @@ from scheduler.tables import Growth
 class PlanParts:
     """What this step does besides the bulk decode rows."""
 
+    new_blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     growth: dict[Sequence, list[Growth]] = field(default_factory=dict)
     swap_outs: list[tuple[int, int]] = field(default_factory=list)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
@@ -34,20 +35,25 @@ class PlanParts:
         first, slots = len(rows.slots), rows.slots
         if self.drafts:
             slots += tuple([sequence.slot for sequence, _ in self.drafts])
-        new_blocks, copies = [], []
-        for sequence, entries in self.growth.items():
-            started = sequence in self.starts
-            for group, index, block, source in entries:
-                if source != NULL_BLOCK:
-                    copies.append((source, block))
-                if not started:
-                    new_blocks.append((sequence.slot, group, index, block))
+        copies = [
+            (source, block)
+            for entries in self.growth.values()
+            for _, _, block, source in entries
+            if source != NULL_BLOCK
+        ]
+        for sequence in self.starts:
+            self.growth.pop(sequence, None)
+        self.new_blocks += [
+            (sequence.slot, group, index, block)
+            for sequence, entries in self.growth.items()
+            for group, index, block, _ in entries
+        ]
         return StepPlan(
             step,
             slots,
             tuple([chunk for _, chunk in self.chunks]),
             tuple(self.starts.values()),
-            tuple(new_blocks),
+            tuple(self.new_blocks),
             tuple(copies),
             self.num_tokens,
             tuple([Draft(row, ids) for row, (_, ids) in enumerate(self.drafts, first) if ids]),

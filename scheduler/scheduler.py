@@ -275,11 +275,15 @@ class Scheduler:
         """
         step, tables = self._step, self.tables
         needy = self._decodes.crossing(step)
-        needy += self._drafts
         # Prompts got their blocks when they were admitted, unless a window moves on or they share.
-        needy += self._prefills if tables.has_windows else forks
-        if len(needy) * len(tables.windows) > tables.pool.num_free:
-            needy.sort(key=self._waiting.key)
+        others = [*self._drafts, *(self._prefills if tables.has_windows else forks)]
+        if (len(needy) + len(others)) * len(tables.windows) > tables.pool.num_free:
+            needy = sorted(needy + others, key=self._waiting.key)
+        elif tables.is_simple:
+            parts.new_blocks = tables.cross(step, needy)
+            needy = others
+        else:
+            needy += others
         victims: list[Sequence] | None = None
         for sequence in needy:
             num_tokens = 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 from scheduler.blocks import NULL_BLOCK, BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.events import BlockEvent, BlockStored
-from scheduler.hashing import block_digests, root_digest
+from scheduler.hashing import block_digest, block_digests, root_digest
 from scheduler.request import Sequence
 
 # (group, index in the table, block, block to copy into it first or the null block)
@@ -22,6 +24,9 @@ class BlockTables:
         self.pool = BlockPool(config.num_blocks, len(config.cache_groups), self.log)
         self.windows = tuple(group.window for group in config.cache_groups)
         self.has_windows = any(self.windows)
+        # One table that ends where its tokens do: a decode's next block always goes to its end.
+        self.is_simple = self.windows == (None,) and not config.max_draft_tokens
+        self._pack = Struct(f"{self.block_size}I").pack
         self._caching = config.enable_prefix_caching
         # Most blocks a group needs at once: its window, a whole step's tokens, and a ragged edge.
         self._spans = tuple(
@@ -120,18 +125,20 @@ class BlockTables:
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Makes the full blocks of its first num_tokens, all planned, findable."""
-        stop = num_tokens // self.block_size
-        if not self._caching or sequence.num_registered >= stop:
+        first, stop = sequence.num_registered, num_tokens // self.block_size
+        if first >= stop or not self._caching:
             return
         self.hash_tokens(sequence, num_tokens)
-        hashes = sequence.hashes
-        for index in range(sequence.num_registered, stop):
-            for group, table in enumerate(sequence.tables):
-                stored = table[index] != NULL_BLOCK and self.pool.register(
-                    group, table[index], hashes[index]
-                )
-                if stored and self.log is not None:
-                    self.log.append(self._stored(sequence, group, index))
+        digests = sequence.hashes[first:stop]
+        for group, table in enumerate(sequence.tables):
+            blocks = table[first:stop]
+            if self.log is not None:
+                self.log += [
+                    self._stored(sequence, group, index)
+                    for index, block in enumerate(blocks, first)
+                    if block != NULL_BLOCK and self.pool.find(group, sequence.hashes[index]) is None
+                ]
+            self.pool.register(group, blocks, digests)
         sequence.num_registered = stop
 
     def _stored(self, sequence: Sequence, group: int, index: int) -> BlockStored:
@@ -156,11 +163,9 @@ class BlockTables:
         if sum(ends) - sum(map(len, hits)) + revived + spare > pool.num_free:
             return False
         for table in hits:
-            for block in table:
-                if block != NULL_BLOCK:
-                    pool.share(block)
+            pool.share(table)
         for table, end in zip(hits, ends, strict=True):
-            table.extend([pool.take() for _ in range(end - len(table))])
+            table += pool.take_many(end - len(table))
         sequence.tables = hits
         sequence.num_registered = position // self.block_size
         return True
@@ -172,7 +177,7 @@ class BlockTables:
         if sum(ends) - sum(kept) + spare > self.pool.num_free:
             return False
         sequence.tables = tuple(
-            [NULL_BLOCK] * nulls + [self.pool.take() for _ in range(end - nulls)]
+            [NULL_BLOCK] * nulls + self.pool.take_many(end - nulls)
             for end, nulls in zip(ends, kept, strict=True)
         )
         return True
@@ -185,9 +190,7 @@ class BlockTables:
                 return False
         child.tables = tuple(table[:num_blocks] for table in parent.tables)
         for table in child.tables:
-            for block in table:
-                if block != NULL_BLOCK:
-                    self.pool.share(block)
+            self.pool.share(table)
         num_full = num_tokens // self.block_size
         child.hashes = parent.hashes[:num_full]
         child.num_registered = min(parent.num_registered, num_full)
@@ -223,6 +226,32 @@ class BlockTables:
             else:
                 table.append(block)
             growth.append((group, at, block, source))
+        return growth
+
+    def cross(self, step: int, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
+        """register() and grow() for decodes that begin a block, in bulk; only if is_simple.
+
+        Enough blocks must be free. Returns StepPlan.new_blocks.
+        """
+        size, caching = self.block_size, self._caching and self.log is None
+        growth, filled, digests = [], [], []
+        for sequence, block in zip(sequences, self.pool.take_many(len(sequences)), strict=True):
+            table, hashes = sequence.tables[0], sequence.hashes
+            index = (step - sequence.base) // size
+            growth.append((sequence.slot, 0, index, block))
+            table.append(block)
+            first = (index - 1) * size - len(sequence.request.prompt_token_ids)
+            if caching and first >= 0 and len(hashes) == sequence.num_registered == index - 1:
+                tokens = sequence.output_token_ids[first : first + size]
+                if len(tokens) == size:
+                    digest = block_digest(hashes[-1], self._pack(*tokens))
+                    hashes.append(digest)
+                    digests.append(digest)
+                    filled.append(table[-2])
+                    sequence.num_registered = index
+                    continue
+            self.register(sequence, min(index * size, sequence.num_tokens))
+        self.pool.register(0, filled, digests)
         return growth
 
     # -- giving back

@@ -28,13 +28,6 @@ def test_generate_continues_the_text(small_engine: tuple[str, ...]) -> None:
     assert "Paris" in done.stdout
 
 
-def test_generate_refuses_what_cannot_fit(small_engine: tuple[str, ...]) -> None:
-    done = run("generate", "word " * 1100, *small_engine)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("jaxserve: ")
-    assert "Traceback" not in done.stderr
-
-
 def test_chat_answers_each_line_and_ends_with_the_input(small_engine: tuple[str, ...]) -> None:
     questions = "What is the capital of France?\n\nAnd what is its river?\n"
     done = run("chat", *small_engine, *GREEDY, stdin=questions)

@@ -12,7 +12,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,7 +132,7 @@ class EngineClient:
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
-    ) -> AsyncIterator[CompletionDelta]:
+    ) -> AsyncGenerator[CompletionDelta, None]:
         """Streams one request. Closing the iterator early aborts it in the engine.
 
         Args:

@@ -35,6 +35,6 @@ class CompileGuard:
             self.count += 1
             if self._forbid:
                 raise EngineError(
-                    f"a step compiled for {duration_secs:.2f} s after X
+                    f"a step compiled for {duration_secs:.2f} s after ready, against "
                     "forbid_compile: a shape or an option was not warmed up"
                 )

@@ -1,4 +1,4 @@
-"""A real server as a process, for the tests of the server and of the command line."""
+"""A real server as a process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ EXIT_SECONDS = 60
 READY_LINE = re.compile(
     r"ready: (?P<url>http://\S+) serving (?P<model>\S+) \(start-up [\d.]+ s\)\n"
 )
-
-# Small enough to be ready soon; everything else as a user would have it.
-SMALL = ("--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory", "256MiB")
 
 
 def jaxserve_command(*words: str) -> list[str]:
@@ -127,20 +124,20 @@ def _too_slow(*_: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
     """One server that tests share; they leave it as they found it."""
-    shared = ServerProcess.start(*SMALL)
+    shared = ServerProcess.start(*small_engine)
     yield shared
     shared.stop()
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
+def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers that a test may kill."""
     started: list[ServerProcess] = []
 
     def start(*flags: str) -> ServerProcess:
-        started.append(ServerProcess.start(*SMALL, *flags))
+        started.append(ServerProcess.start(*small_engine, *flags))
         return started[-1]
 
     yield start

@@ -57,15 +57,16 @@ class Request:
 
 
 class Status(IntEnum):
-    """Where a sequence is in its life. PREFILL, DECODE and DRAFT hold a slot and blocks."""
+    """Where a sequence is in its life."""
 
-    HELD = 0  # waits for the first sample's prompt, to share it
+    HELD = 0  # waits for another sample's prompt, to share it
     WAITING = 1  # in the queue
-    PREFILL = 2  # known tokens are left to compute
-    DECODE = 3  # one token a step, in bulk
-    DRAFT = 4  # the next step verifies draft tokens, or the one in flight does
-    LAST = 5  # its last token is in flight; slot and blocks are given back already
-    ENDED = 6
+    FORKED = 2  # shares blocks, and gets a slot in the next step
+    PREFILL = 3  # has slot and blocks; known tokens are left to compute
+    DECODE = 4  # has slot and blocks; one token a step, in bulk
+    DRAFT = 5  # has slot and blocks; the next step verifies drafts, or one in flight does
+    LAST = 6  # its last token is in flight; slot and blocks are given back already
+    ENDED = 7
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +97,7 @@ class Sequence:
     hold_step: int = -1  # rows up to this step may be in flight: not to be admitted before
     row: int = -1  # index among the bulk decode rows
     tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where a window let go
+    host_tables: tuple[list[int | None], ...] = ()  # host block ids, while swapped out
     hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
     num_registered: int = 0  # blocks that the prefix cache has been told of
 

@@ -80,6 +80,7 @@ def main(inbox_address: str, outbox_address: str) -> int:
     # Ctrl-C reaches the whole process group; the client decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("jax").setLevel(logging.WARNING)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.connect(inbox_address)

@@ -10,7 +10,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompileGuard:
-    """Listens to JAX's compile events while it is entered: a step of a warm engine compiles nothing.
+    """Listens to JAX's compile events while it is entered; a warm engine's step has none.
 
     JAX has one listener list a process, so a guard counts only inside its own `with`: another
     engine in the process may be warming up.

@@ -88,10 +88,10 @@ class EngineClient:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "jaxserve.engine.process", *addresses
         )
-        # The engine loads and compiles while we read the tokenizer.
-        hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
-        await to_engine.send(messages.encode(hello))
         try:
+            # The engine loads and compiles while we read the tokenizer.
+            hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
+            await to_engine.send(messages.encode(hello))
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
             client = cls(config, tokenizer, process, folder, to_engine, from_engine)
             await client._wait_ready()

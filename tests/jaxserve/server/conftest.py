@@ -50,7 +50,7 @@ def resident_pages(pid: int) -> int:
 
 @dataclass
 class ServerProcess:
-    """`jaxserve serve` in a process of its own, ready."""
+    """`jaxserve serve` in a process of its own."""
 
     process: subprocess.Popen[str]
     stderr: IO[str]
@@ -60,19 +60,13 @@ class ServerProcess:
     family: list[int] = field(default_factory=list)
 
     @classmethod
-    def start(cls, *flags: str) -> ServerProcess:
+    def launch(cls, *flags: str) -> ServerProcess:
         stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         command = jaxserve_command("serve", "--port", "0", *flags)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        server = cls(process, stderr)
-        try:
-            server._read_ready_lines()
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        return cls(process, stderr)
 
-    def _read_ready_lines(self) -> None:
+    def wait_ready(self) -> None:
         assert self.process.stdout is not None
         watchdog = signal.signal(signal.SIGALRM, _too_slow)
         signal.alarm(READY_SECONDS)
@@ -84,7 +78,12 @@ class ServerProcess:
         ready = READY_LINE.fullmatch(line)
         assert ready, f"no ready line but {line!r}; stderr:\n{self.errors()}"
         self.url, self.model = ready["url"], ready["model"]
+        self.find_family()
+
+    def find_family(self) -> list[int]:
+        """Pids of the processes that it has started so far."""
         self.family = children_of(self.process.pid)
+        return self.family
 
     @property
     def engine_pid(self) -> int:
@@ -126,9 +125,12 @@ def _too_slow(*_: object) -> None:
 @pytest.fixture(scope="session")
 def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
     """One server that tests share; they leave it as they found it."""
-    shared = ServerProcess.start(*small_engine)
-    yield shared
-    shared.stop()
+    shared = ServerProcess.launch(*small_engine)
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
 
 
 @pytest.fixture
@@ -136,8 +138,10 @@ def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., Server
     """Starts servers that a test may kill."""
     started: list[ServerProcess] = []
 
-    def start(*flags: str) -> ServerProcess:
-        started.append(ServerProcess.start(*small_engine, *flags))
+    def start(*flags: str, wait: bool = True) -> ServerProcess:
+        started.append(ServerProcess.launch(*small_engine, *flags))
+        if wait:
+            started[-1].wait_ready()
         return started[-1]
 
     yield start

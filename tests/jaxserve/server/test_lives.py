@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -98,6 +99,16 @@ async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:
             await asyncio.gather(*(finish_short(http, server) for _ in range(4)))
     finally:
         writer.close()
+
+
+def test_a_stop_while_starting_leaves_no_process(start_server: Callable[..., Any]) -> None:
+    server = start_server(wait=False)
+    while not server.find_family():
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.errors()
 
 
 async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., Any]) -> None:

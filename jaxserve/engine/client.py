@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import shutil
 import sys
@@ -55,7 +56,7 @@ class EngineClient:
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
-        self.model_name = Path(config.model).stem if "/" in config.model else config.model
+        self.model_name = Path(config.model).name.removesuffix(".gguf")
         self.tokenizer = tokenizer
         self._config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
@@ -86,7 +87,7 @@ class EngineClient:
         to_engine.bind(addresses[0])
         from_engine.bind(addresses[1])
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jaxserve.engine.process", *addresses
+            sys.executable, "-m", "jaxserve.engine.process", *addresses, str(os.getpid())
         )
         try:
             # The engine loads and compiles while we read the tokenizer.

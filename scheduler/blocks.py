@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 
 from scheduler.events import BlockEvent, BlockRemoved, CacheCleared
 
@@ -32,7 +33,7 @@ class BlockPool:
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but findable, oldest first
         self._by_hash: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
-        self._digest_of: dict[int, bytes] = {}  # of every findable block
+        self._digests: list[bytes | None] = [None] * num_blocks  # of findable blocks
 
     @property
     def num_free(self) -> int:
@@ -66,9 +67,9 @@ class BlockPool:
 
     def _evict(self) -> int:
         block = self._cached.popitem(last=False)[0]
-        digest = self._digest_of.pop(block)
+        digest, self._digests[block] = self._digests[block], None
         for group, known in enumerate(self._by_hash):
-            if known.get(digest) == block:
+            if digest is not None and known.get(digest) == block:
                 del known[digest]
                 if self._log is not None:
                     self._log.append(BlockRemoved(group, digest))
@@ -85,12 +86,7 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Lets go of blocks; those put in first are reused first. Null blocks are passed over."""
-        references, digest_of, cached, plain = (
-            self._references,
-            self._digest_of,
-            self._cached,
-            self._plain,
-        )
+        references, digests = self._references, self._digests
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -99,22 +95,27 @@ class BlockPool:
                 raise AssertionError(f"block {block} was freed twice")
             references[block] = left
             if left == 0:
-                if block in digest_of:
-                    cached[block] = None
+                if digests[block] is None:
+                    self._plain.append(block)
                 else:
-                    plain.append(block)
+                    self._cached[block] = None
 
     def find(self, group: int, digest: bytes) -> int | None:
         """The block with this content, used or free."""
         return self._by_hash[group].get(digest)
 
+    def find_leading(self, group: int, digests: list[bytes]) -> list[int]:
+        """The blocks with these contents, up to the first that isn't found."""
+        found = map(self._by_hash[group].get, digests)
+        return [block for block in takewhile(bool, found) if block]  # no found block is null
+
     def is_exclusive(self, block: int) -> bool:
         """Whether its one holder may write to it: nobody else holds it or can find it."""
-        return self._references[block] == 1 and block not in self._digest_of
+        return self._references[block] == 1 and self._digests[block] is None
 
     def register(self, group: int, blocks: list[int], digests: list[bytes]) -> None:
         """Makes used blocks findable, but for null blocks and content that is findable already."""
-        known, digest_of = self._by_hash[group], self._digest_of
+        known, digest_of = self._by_hash[group], self._digests
         for block, digest in zip(blocks, digests, strict=True):
             if digest not in known and block != NULL_BLOCK:
                 known[digest] = block
@@ -124,9 +125,10 @@ class BlockPool:
         """Forgets all cached content; refused (False) while any block is used."""
         if self.num_used:
             return False
+        for block in self._cached:
+            self._digests[block] = None
         self._plain.extend(self._cached)
         self._cached.clear()
-        self._digest_of.clear()
         for known in self._by_hash:
             known.clear()
         if self._log is not None:

@@ -87,9 +87,10 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
 
+    num_prompt: int = field(init=False)  # prompt tokens
     order: int = 0  # of arrival
     limit: int = 0  # most output tokens, max_model_len counted in
-    status: Status = Status.WAITING
+    status: Status = Status.HELD
     num_computed: int = 0  # tokens whose KV is planned; stale in DECODE, where it is step - base
     base: int = 0
     end_step: int = -1  # first step without a row for it, in DECODE and LAST
@@ -101,17 +102,19 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
     num_registered: int = 0  # blocks that the prefix cache has been told of
 
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_token_ids)
+
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt + len(self.output_token_ids)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens [start, stop)."""
-        prompt = self.request.prompt_token_ids
-        if stop <= len(prompt):
+        prompt, split = self.request.prompt_token_ids, self.num_prompt
+        if stop <= split:
             return prompt[start:stop]
-        first = start - len(prompt)
-        if first >= 0:
-            return self.output_token_ids[first : stop - len(prompt)]
-        return prompt[start:] + self.output_token_ids[: stop - len(prompt)]
+        if start >= split:
+            return self.output_token_ids[start - split : stop - split]
+        return prompt[start:] + self.output_token_ids[: stop - split]

@@ -280,7 +280,7 @@ class Scheduler:
         if (len(needy) + len(others)) * len(tables.windows) > tables.pool.num_free:
             needy = sorted(needy + others, key=self._waiting.key)
         elif tables.is_simple:
-            parts.new_blocks = tables.cross(step, needy)
+            parts.new_blocks = tables.cross(needy)
             needy = others
         else:
             needy += others
@@ -498,6 +498,10 @@ class Scheduler:
 
     # -- figures
 
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """A request's sequences that are alive; none for an unknown id."""
+        return self._registry.sequences(request_id)
+
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has yet to end."""
@@ -524,6 +528,7 @@ class Scheduler:
             blocks_total=pool.num_blocks - 1,
             blocks_used=pool.num_used,
             blocks_free=pool.num_free,
+            host_blocks_used=self.config.num_host_blocks - self._swap.num_free,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             preemptions=self._preemptions,

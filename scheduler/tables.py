@@ -89,7 +89,7 @@ class BlockTables:
         tables: list[list[int]] = [[] for _ in self.windows]
         for group, window in enumerate(self.windows):
             if window is None:
-                tables[group] = self._leading(group, hashes)
+                tables[group] = self.pool.find_leading(group, hashes)
                 hashes = hashes[: len(tables[group])]
         length, agreed = len(hashes), False
         while not agreed:
@@ -100,15 +100,6 @@ class BlockTables:
                     agreed = agreed and len(tables[group]) == length
                     length = len(tables[group])
         return tuple(table[:length] for table in tables)
-
-    def _leading(self, group: int, hashes: list[bytes]) -> list[int]:
-        table = []
-        for digest in hashes:
-            block = self.pool.find(group, digest)
-            if block is None:
-                break
-            table.append(block)
-        return table
 
     def _trailing(self, group: int, hashes: list[bytes]) -> list[int]:
         """The longest start of hashes at whose end the group's whole window is cached."""
@@ -228,23 +219,23 @@ class BlockTables:
             growth.append((group, at, block, source))
         return growth
 
-    def cross(self, step: int, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
+    def cross(self, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
         """register() and grow() for decodes that begin a block, in bulk; only if is_simple.
 
         Enough blocks must be free. Returns StepPlan.new_blocks.
         """
         size, caching = self.block_size, self._caching and self.log is None
-        growth, filled, digests = [], [], []
+        pack, growth, filled, digests = self._pack, [], [], []
         for sequence, block in zip(sequences, self.pool.take_many(len(sequences)), strict=True):
             table, hashes = sequence.tables[0], sequence.hashes
-            index = (step - sequence.base) // size
+            index = len(table)
             growth.append((sequence.slot, 0, index, block))
             table.append(block)
-            first = (index - 1) * size - len(sequence.request.prompt_token_ids)
+            first = (index - 1) * size - sequence.num_prompt
             if caching and first >= 0 and len(hashes) == sequence.num_registered == index - 1:
                 tokens = sequence.output_token_ids[first : first + size]
                 if len(tokens) == size:
-                    digest = block_digest(hashes[-1], self._pack(*tokens))
+                    digest = block_digest(hashes[-1], pack(*tokens))
                     hashes.append(digest)
                     digests.append(digest)
                     filled.append(table[-2])

@@ -11,8 +11,8 @@ import numpy as np
 
 from checkpoints.base import Checkpoint, Shapes, check_shapes
 from checkpoints.gguf_header import GGUFHeader, GGUFTensor, read_header
-from jaxserve.config import ModelConfig
 from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.models.config import LayerConfig, ModelConfig, RopeConfig
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -123,6 +123,7 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
     for feature, present in refused.items():
         if present:
             raise UnsupportedModelError(f"{header.path}: {feature} isn't implemented for GGUF")
+    rope = RopeConfig(header.get("llama.rope.freq_base", float, 10_000.0))
     # llama.cpp ends an output at either.
     ends = (header.token_id("eos"), header.token_id("eot"))
     return ModelConfig(
@@ -131,13 +132,12 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
         or len(header.require("tokenizer.ggml.tokens", list)),
         hidden_size=hidden,
         intermediate_size=header.require("llama.feed_forward_length", int),
-        num_hidden_layers=header.require("llama.block_count", int),
+        layers=(LayerConfig(rope),) * header.require("llama.block_count", int),
         num_attention_heads=heads,
         num_key_value_heads=header.get("llama.attention.head_count_kv", int, heads),
         head_dim=head_dim,
         max_position_embeddings=header.require("llama.context_length", int),
         rms_norm_eps=header.require("llama.attention.layer_norm_rms_epsilon", float),
-        rope_theta=header.get("llama.rope.freq_base", float, 10_000.0),
         tie_word_embeddings="output.weight" not in header.tensors,
         bos_token_id=header.token_id("bos"),
         eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),

@@ -13,6 +13,8 @@ from jaxserve.errors import CheckpointError
 from jaxserve.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    import jax
+
     from checkpoints.weight_map import Source
 
 Shapes = dict[str, tuple[int, ...]]
@@ -34,6 +36,19 @@ class Checkpoint(ABC):
         from checkpoints.weight_map import sources  # imports Flax, which a tokenizer doesn't need
 
         return sources(self.config, self.packed)
+
+    def parameter(self, path: tuple[Hashable, ...]) -> np.ndarray | jax.Array:
+        """One parameter of the model, made of its tensors.
+
+        Raises:
+            CheckpointError: a tensor is missing or damaged.
+        """
+        source = self.parameters()[path]
+        return source.build(*(self.read(name) for name in source.tensors))
+
+    def describe(self, path: tuple[Hashable, ...]) -> str:
+        """The tensors that make a parameter, for messages."""
+        return ", ".join(self.parameters()[path].tensors)
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:

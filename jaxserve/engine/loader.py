@@ -52,21 +52,29 @@ def load_model(
     cls = model_class(config.architecture)
     model = nnx.eval_shape(lambda: cls(config, dtype))
     graphdef, abstract = nnx.split(model)
-    sources = checkpoint.parameters()
-    filled = {}
+    flat = nnx.to_flat_state(abstract)
+    filled, finite = {}, {}
     with tqdm(
-        desc="load", unit="B", unit_scale=True, disable=not progress, total=checkpoint.nbytes
+        desc="load",
+        unit="B",
+        unit_scale=True,
+        disable=not progress,
+        total=sum(expected.size for _, expected in flat) * dtype.itemsize,
     ) as bar:
-        for parameter_path, expected in nnx.to_flat_state(abstract):
-            source = sources[parameter_path]
-            read = [checkpoint.read(name) for name in source.names]
-            value = source.build(*read)
+        for parameter_path, expected in flat:
+            name = checkpoint.describe(parameter_path)
+            value = checkpoint.parameter(parameter_path)
             if value.shape != expected.shape:
                 raise CheckpointError(
-                    f"{', '.join(source.names)}: made a parameter of shape {value.shape} where the "
-                    f"config asks for {expected.shape}; the checkpoint and its config don't match"
+                    f"{path}: {name} has shape {list(value.shape)} where the config asks for "
+                    f"{list(expected.shape)}; the checkpoint and its config don't match"
                 )
-            filled[parameter_path] = expected.replace(jnp.asarray(value, dtype))
-            bar.update(sum(x.nbytes for x in read))
+            array = jnp.asarray(value, dtype)
+            finite[name] = jnp.isfinite(array).all()
+            filled[parameter_path] = expected.replace(array)
+            bar.update(array.nbytes)
+    for name, good in finite.items():
+        if not good:
+            raise CheckpointError(f"{path}: NaN or infinite values in {name} (as {dtype.name})")
     leaves, structure = jax.tree.flatten(nnx.from_flat_state(filled))
     return LoadedModel(config, graphdef, structure, leaves, model.cache_specs)

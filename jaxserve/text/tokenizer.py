@@ -117,6 +117,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         UnsupportedModelError: a kind of vocabulary that isn't implemented.
         CheckpointError: the files are damaged.
     """
+    if (path / "vocabulary.gguf").exists():  # converted from GGUF
+        path = path / "vocabulary.gguf"
     return _from_folder(path) if path.is_dir() else _from_gguf(read_header(path))
 
 

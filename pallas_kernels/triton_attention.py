@@ -139,7 +139,7 @@ def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Arr
     if pages.dtype == jnp.float8_e4m3fn:
         factor *= 256  # see _widen
     if pages.dtype.itemsize == 1:
-        pages = lax.bitcast_convert_type(pages, jnp.uint8)
+        pages = lax.bitcast_convert_type(pages, jnp.int8)
     return pages, factor
 
 
@@ -150,10 +150,9 @@ def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype) -> jax.Array:
     bits left out: e5m2 exactly so, e4m3 with an exponent bias smaller by 8, so 256 times too small
     (subnormals included; its NaN reads as 480, so the writer must store none).
     """
-    if x.dtype == jnp.uint8:
-        bits = x.astype(jnp.int32)
-        e4m3 = stored == jnp.float8_e4m3fn
-        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7) if e4m3 else bits << 8
+    if x.dtype == jnp.int8:
+        bits = x.astype(jnp.int32)  # the sign is in all bits from 7 up
+        bits = (bits << 7) & 0xBFFF if stored == jnp.float8_e4m3fn else bits << 8
         x = lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.float16)
     return x.astype(dtype)
 

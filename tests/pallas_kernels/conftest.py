@@ -142,6 +142,12 @@ def build(
     )
 
 
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., Batch]:
     return build

@@ -37,6 +37,8 @@ OPTIONS = [
     {"softcap": 2.0, "window": 300, "sinks": True},
     {"k_scale": 0.5, "v_scale": [2.0]},
 ]
+# "interpret" runs the triton kernels on a CPU.
+IMPLEMENTATIONS = ["interpret", "xla", pytest.param("triton", marks=pytest.mark.gpu)]
 
 
 @st.composite
@@ -98,13 +100,13 @@ settled = settings(
     ],
     ids=["plain", "window-sinks", "softcap-80", "e4m3-scales"],
 )
-@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_mixed_batch(make_batch, implementation, shape, options, types):
     compare(make_batch, implementation, MIXED, shape, options, types)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @example(MIXED, SHAPES[3], OPTIONS[4], "bfloat16", 0)
 @settled
 @given_batches

@@ -97,6 +97,7 @@ def ours(shape: Shape, **options: Any) -> tuple[Callable[..., jax.Array], tuple[
             q,
             *args,
             scale=shape.head_dim**-0.5,
+            max_query_len=max(n for n, _ in shape.sequences),
             **(dict.fromkeys(("window", "softcap", "sinks", "k_scale", "v_scale")) | options),
         )
 

@@ -18,13 +18,6 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def cache_dir() -> Path:
-    """Where models and compiled programs are kept: $JAXSERVE_CACHE, or the user's cache folder."""
-    if own := os.environ.get("JAXSERVE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve"
-
-
-def cache_dir() -> Path:
     """Where fetched models and compiled programs are kept: $JAXSERVE_CACHE, or jaxserve/ in
     $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
     if own := os.environ.get("JAXSERVE_CACHE"):
@@ -80,8 +73,8 @@ class ModelConfig:
                     f"config.json has {name} = {value!r}; supported: {', '.join(map(str, known))}"
                 )
         eos = config.get("eos_token_id")
-        heads = config.get("num_attention_heads", 0)
         try:
+            heads = config["num_attention_heads"]
             return cls(
                 architecture=(config.get("architectures") or ["unknown"])[0],
                 vocab_size=config["vocab_size"],

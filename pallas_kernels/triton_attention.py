@@ -72,6 +72,7 @@ def paged_attention(
     sinks: jax.Array | None,
     k_scale: jax.Array | float | None,
     v_scale: jax.Array | float | None,
+    max_query_len: int,
     interpret: bool = False,
     decode_blocks: Blocks | None = None,
     prefill_blocks: Blocks | None = None,
@@ -120,7 +121,7 @@ def paged_attention(
     )
     out = jnp.zeros_like(q)
     query_lens = query_starts[1:] - query_starts[:-1]
-    if num_tokens > 1:
+    if max_query_len > 1:
         tiles = _prefill_tiles(prefill.tile, num_tokens, query_lens, context_lens, query_starts)
         out = _call(prefill, tiles, inputs, out, interpret)
     tiles = _decode_tiles(decode, query_lens, context_lens, query_starts)

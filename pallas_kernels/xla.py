@@ -104,6 +104,7 @@ def paged_attention(
     sinks: jax.Array | None,
     k_scale: jax.Array | float | None,
     v_scale: jax.Array | float | None,
+    max_query_len: int,
 ) -> jax.Array:  # [T, H, D]
     num_tokens, heads, head_dim = q.shape
     kv_heads = k_pages.shape[1]
@@ -122,7 +123,9 @@ def paged_attention(
         softcap=softcap,
         sinks=None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, group),
     )
-    out = _prefill(problem, _decode(problem))
+    out = _decode(problem)
+    if max_query_len > 1:
+        out = _prefill(problem, out)
     if v_scale is not None:
         out *= jnp.broadcast_to(jnp.asarray(v_scale, jnp.float32), (kv_heads,))[:, None, None]
     return out.reshape(num_tokens, heads, head_dim).astype(q.dtype)
@@ -177,8 +180,6 @@ def _decode_loop(
 def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
     """Fills the rows of sequences that have several query tokens."""
     num_tokens, kv_heads, group, head_dim = out.shape
-    if num_tokens == 1:
-        return out
     piece = problem.piece_size(PREFILL_PIECE)
     tile = min(PREFILL_TILE, num_tokens)
     tiles = jnp.where(problem.query_lens > 1, -(-problem.query_lens // tile), 0)

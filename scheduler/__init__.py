@@ -2,12 +2,17 @@
 
 from scheduler.config import CacheGroup, PreemptionCosts, SchedulerConfig
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
+from scheduler.events import BlockEvent, BlockRemoved, BlockStored, CacheCleared
 from scheduler.plan import Chunk, Draft, SlotStart, StepPlan, StepResult
 from scheduler.request import FinishReason, MediaSpan, Request, Sequence
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SchedulerStats
 
 __all__ = [
+    "BlockEvent",
+    "BlockRemoved",
+    "BlockStored",
+    "CacheCleared",
     "CacheGroup",
     "Chunk",
     "Draft",

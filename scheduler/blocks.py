@@ -9,20 +9,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
+
+from scheduler.events import BlockEvent, BlockRemoved, CacheCleared
 
 NULL_BLOCK = 0  # padding writes there; nobody owns it
 
 
 class BlockPool:
-    """num_blocks blocks, of which num_blocks - 1 can be taken."""
+    """num_blocks blocks, of which num_blocks - 1 can be taken.
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    Args:
+        num_groups: cache groups; each finds its own blocks only.
+        log: where to note blocks that are no longer findable.
+    """
+
+    def __init__(
+        self, num_blocks: int, num_groups: int = 1, log: list[BlockEvent] | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self._log = log
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but findable, oldest first
         self._by_hash: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
-        self._hash_of: dict[int, tuple[int, bytes]] = {}
+        self._digests: list[bytes | None] = [None] * num_blocks  # of findable blocks
 
     @property
     def num_free(self) -> int:
@@ -39,57 +50,87 @@ class BlockPool:
 
     def take(self) -> int:
         """Takes a free block, which is then no longer findable. Check num_free first."""
-        if self._plain:
-            block = self._plain.pop()
-        else:
-            block = self._cached.popitem(last=False)[0]
-            group, digest = self._hash_of.pop(block)
-            del self._by_hash[group][digest]
+        block = self._plain.pop() if self._plain else self._evict()
         self._references[block] = 1
         return block
 
-    def share(self, block: int) -> None:
-        """Holds a block once more; a free cached one comes back to life."""
-        if self._references[block] == 0:
-            del self._cached[block]
-        self._references[block] += 1
+    def take_many(self, count: int) -> list[int]:
+        """As take(), `count` times."""
+        split = max(0, len(self._plain) - count)
+        blocks = self._plain[split:]
+        del self._plain[split:]
+        blocks += [self._evict() for _ in range(count - len(blocks))]
+        references = self._references
+        for block in blocks:
+            references[block] = 1
+        return blocks
+
+    def _evict(self) -> int:
+        block = self._cached.popitem(last=False)[0]
+        digest, self._digests[block] = self._digests[block], None
+        for group, known in enumerate(self._by_hash):
+            if digest is not None and known.get(digest) == block:
+                del known[digest]
+                if self._log is not None:
+                    self._log.append(BlockRemoved(group, digest))
+        return block
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Holds blocks once more (free cached ones revive). Null blocks are passed over."""
+        references, cached = self._references, self._cached
+        for block in blocks:
+            if block != NULL_BLOCK:
+                if references[block] == 0:
+                    del cached[block]
+                references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Lets go of blocks; those put in first are reused first. Null blocks are passed over."""
+        references, digests = self._references, self._digests
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
-            left = self._references[block] - 1
+            left = references[block] - 1
             if left < 0:
                 raise AssertionError(f"block {block} was freed twice")
-            self._references[block] = left
+            references[block] = left
             if left == 0:
-                if block in self._hash_of:
-                    self._cached[block] = None
-                else:
+                if digests[block] is None:
                     self._plain.append(block)
+                else:
+                    self._cached[block] = None
 
     def find(self, group: int, digest: bytes) -> int | None:
         """The block with this content, used or free."""
         return self._by_hash[group].get(digest)
 
-    def is_registered(self, block: int) -> bool:
-        return block in self._hash_of
+    def find_leading(self, group: int, digests: list[bytes]) -> list[int]:
+        """The blocks with these contents, up to the first that isn't found."""
+        found = map(self._by_hash[group].get, digests)
+        return [block for block in takewhile(bool, found) if block]  # no found block is null
 
-    def register(self, group: int, block: int, digest: bytes) -> None:
-        """Makes a used block findable, unless another with its content is already."""
-        known = self._by_hash[group]
-        if digest not in known:
-            known[digest] = block
-            self._hash_of[block] = (group, digest)
+    def is_exclusive(self, block: int) -> bool:
+        """Whether its one holder may write to it: nobody else holds it or can find it."""
+        return self._references[block] == 1 and self._digests[block] is None
+
+    def register(self, group: int, blocks: list[int], digests: list[bytes]) -> None:
+        """Makes used blocks findable, but for null blocks and content that is findable already."""
+        known, digest_of = self._by_hash[group], self._digests
+        for block, digest in zip(blocks, digests, strict=True):
+            if digest not in known and block != NULL_BLOCK:
+                known[digest] = block
+                digest_of[block] = digest
 
     def reset(self) -> bool:
         """Forgets all cached content; refused (False) while any block is used."""
         if self.num_used:
             return False
+        for block in self._cached:
+            self._digests[block] = None
         self._plain.extend(self._cached)
         self._cached.clear()
-        self._hash_of.clear()
         for known in self._by_hash:
             known.clear()
+        if self._log is not None:
+            self._log.append(CacheCleared())
         return True

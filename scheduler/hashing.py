@@ -25,6 +25,11 @@ def root_digest(request: Request) -> bytes:
     return digest.digest()
 
 
+def block_digest(parent: bytes, content: bytes) -> bytes:
+    """Digest of one block; content is its token ids as native unsigned ints, then media keys."""
+    return blake2b(parent + content, digest_size=DIGEST_SIZE).digest()
+
+
 def block_digests(
     request: Request, parent: bytes, token_ids: list[int], start: int, block_size: int
 ) -> list[bytes]:
@@ -33,10 +38,10 @@ def block_digests(
     width = block_size * array("I").itemsize
     digests = []
     for offset in range(0, len(data) - width + 1, width):
-        content = parent + data[offset : offset + width]
+        content = data[offset : offset + width]
         if request.media:
             content += _media_key(request, start + offset // width * block_size, block_size)
-        parent = blake2b(content, digest_size=DIGEST_SIZE).digest()
+        parent = block_digest(parent, content)
         digests.append(parent)
     return digests
 

@@ -1,13 +1,16 @@
-"""Who waits first, and who is preempted first: both follow from one sort key.
+"""Who is admitted next, and who is preempted first.
 
-The head of the queue is never passed over: a long request at the head waits for blocks while
-shorter ones wait behind it. Its wait is bounded, since nothing newer takes the blocks that running
-sequences give back, and so is that of the others, since each sequence has a token limit.
+The head of an fcfs or priority queue is never passed over: a long request at the head waits for
+blocks while shorter ones wait behind it. Its wait is bounded, since nothing newer takes the blocks
+that running sequences give back, and so is that of the others, since each sequence has a token
+limit. Longest-prefix passes a request over a fixed number of times at most.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import insort
+from collections.abc import Callable
 from typing import Any
 
 from scheduler.request import Sequence, Status
@@ -20,17 +23,17 @@ class Fcfs:
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, Sequence]] = []
-        self._stale = 0
+        self._stale = 0  # entries whose sequence has ended
 
     def __len__(self) -> int:
         return len(self._heap) - self._stale
 
     def key(self, sequence: Sequence) -> Key:
-        """Sorts the most urgent first; unique."""
+        """Sorts the most urgent first; unique. The last in this order is preempted first."""
         return (sequence.order, sequence.index)
 
     def push(self, sequence: Sequence) -> None:
-        """Queues a sequence: by its key a preempted one comes before all that never ran."""
+        """Queues a sequence. By its key, a preempted one comes before all that never ran."""
         heapq.heappush(self._heap, (self.key(sequence), sequence))
 
     def peek(self) -> Sequence | None:
@@ -44,11 +47,11 @@ class Fcfs:
         return None
 
     def pop(self) -> Sequence:
-        """Takes out the one that peek() named."""
+        """Takes out the one that peek() just named."""
         return heapq.heappop(self._heap)[1]
 
-    def discard(self) -> None:
-        """Notes that one queued sequence has ended; it goes when it surfaces, or in bulk."""
+    def discard(self, sequence: Sequence) -> None:
+        """Notes that a queued sequence has ended; its entry goes when it surfaces, or in bulk."""
         self._stale += 1
         if self._stale > len(self._heap) // 2:
             self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
@@ -64,8 +67,60 @@ class Priority(Fcfs):
         return (request.priority, request.arrival_time, sequence.order, sequence.index)
 
 
-def make_policy(name: str) -> Fcfs:
-    policies = {"fcfs": Fcfs, "priority": Priority}
-    if name not in policies:
-        raise ValueError(f"policy must be one of {', '.join(policies)}; it was {name!r}")
-    return policies[name]()
+class LongestPrefix(Fcfs):
+    """Of the REACH oldest, the one with most cached tokens; the oldest, after PATIENCE others.
+
+    Looks only at the few oldest, so that an admission costs the same however long the queue is.
+    """
+
+    REACH = 16
+    PATIENCE = 32
+
+    def __init__(self, count_hits: Callable[[Sequence], int]) -> None:
+        super().__init__()
+        self._count_hits = count_hits
+        self._near: list[tuple[Key, Sequence]] = []  # the oldest, sorted; the rest is in the heap
+        self._passed = 0  # admissions since the oldest came first
+        self._chosen = 0
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._near)
+
+    def push(self, sequence: Sequence) -> None:
+        insort(self._near, (self.key(sequence), sequence))
+        if len(self._near) > self.REACH or (self._heap and self._heap[0][0] < self._near[-1][0]):
+            heapq.heappush(self._heap, self._near.pop())
+
+    def peek(self) -> Sequence | None:
+        while len(self._near) < self.REACH and (oldest := super().peek()) is not None:
+            self._near.append((self.key(oldest), super().pop()))
+        if not self._near:
+            return None
+        self._chosen = 0
+        if self._passed < self.PATIENCE:
+            hits = [self._count_hits(sequence) for _, sequence in self._near]
+            self._chosen = hits.index(max(hits))
+        return self._near[self._chosen][1]
+
+    def pop(self) -> Sequence:
+        self._passed = self._passed + 1 if self._chosen else 0
+        return self._near.pop(self._chosen)[1]
+
+    def discard(self, sequence: Sequence) -> None:
+        entry = (self.key(sequence), sequence)
+        if entry in self._near:
+            self._passed = 0 if entry == self._near[0] else self._passed
+            self._near.remove(entry)
+        else:
+            super().discard(sequence)
+
+
+def make_policy(name: str, count_hits: Callable[[Sequence], int]) -> Fcfs:
+    """Raises ValueError for a name that isn't known."""
+    if name == "fcfs":
+        return Fcfs()
+    if name == "priority":
+        return Priority()
+    if name == "longest-prefix":
+        return LongestPrefix(count_hits)
+    raise ValueError(f"policy must be fcfs, priority or longest-prefix; it was {name!r}")

@@ -57,15 +57,16 @@ class Request:
 
 
 class Status(IntEnum):
-    """Where a sequence is in its life. PREFILL, DECODE and DRAFT hold a slot and blocks."""
+    """Where a sequence is in its life."""
 
-    HELD = 0  # waits for the first sample's prompt, to share it
+    HELD = 0  # waits for another sample's prompt, to share it
     WAITING = 1  # in the queue
-    PREFILL = 2  # known tokens are left to compute
-    DECODE = 3  # one token a step, in bulk
-    DRAFT = 4  # the next step verifies draft tokens, or the one in flight does
-    LAST = 5  # its last token is in flight; slot and blocks are given back already
-    ENDED = 6
+    FORKED = 2  # shares blocks, and gets a slot in the next step
+    PREFILL = 3  # has slot and blocks; known tokens are left to compute
+    DECODE = 4  # has slot and blocks; one token a step, in bulk
+    DRAFT = 5  # has slot and blocks; the next step verifies drafts, or one in flight does
+    LAST = 6  # its last token is in flight; slot and blocks are given back already
+    ENDED = 7
 
 
 @dataclass(slots=True, eq=False)
@@ -86,9 +87,10 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
 
+    num_prompt: int = field(init=False)  # prompt tokens
     order: int = 0  # of arrival
     limit: int = 0  # most output tokens, max_model_len counted in
-    status: Status = Status.WAITING
+    status: Status = Status.HELD
     num_computed: int = 0  # tokens whose KV is planned; stale in DECODE, where it is step - base
     base: int = 0
     end_step: int = -1  # first step without a row for it, in DECODE and LAST
@@ -96,20 +98,23 @@ class Sequence:
     hold_step: int = -1  # rows up to this step may be in flight: not to be admitted before
     row: int = -1  # index among the bulk decode rows
     tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where a window let go
+    host_tables: tuple[list[int | None], ...] = ()  # host block ids, while swapped out
     hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
     num_registered: int = 0  # blocks that the prefix cache has been told of
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt + len(self.output_token_ids)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens [start, stop)."""
-        prompt = self.request.prompt_token_ids
-        if stop <= len(prompt):
+        prompt, split = self.request.prompt_token_ids, self.num_prompt
+        if stop <= split:
             return prompt[start:stop]
-        first = start - len(prompt)
-        if first >= 0:
-            return self.output_token_ids[first : stop - len(prompt)]
-        return prompt[start:] + self.output_token_ids[: stop - len(prompt)]
+        if start >= split:
+            return self.output_token_ids[start - split : stop - split]
+        return prompt[start:] + self.output_token_ids[: stop - split]

@@ -16,6 +16,7 @@ class SchedulerStats:
         blocks_total: usable blocks, the null block not counted.
         blocks_used, blocks_free: their sum is blocks_total; cached blocks that nobody holds are
             free.
+        host_blocks_used: blocks of host memory that hold swapped-out sequences.
         prefix_queries: counter of prompt tokens looked up, each sequence once.
         prefix_hits: counter of those found. What a preempted sequence finds again isn't counted.
         preemptions: counter, recompute and swap together.
@@ -29,6 +30,7 @@ class SchedulerStats:
     blocks_total: int
     blocks_used: int
     blocks_free: int
+    host_blocks_used: int
     prefix_queries: int
     prefix_hits: int
     preemptions: int

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 from scheduler.blocks import NULL_BLOCK, BlockPool
 from scheduler.config import SchedulerConfig
-from scheduler.hashing import block_digests, root_digest
+from scheduler.events import BlockEvent, BlockStored
+from scheduler.hashing import block_digest, block_digests, root_digest
 from scheduler.request import Sequence
 
-Growth = tuple[int, int, int]  # (group, index in the table, block)
+# (group, index in the table, block, block to copy into it first or the null block)
+Growth = tuple[int, int, int, int]
+UNLIMITED = 1 << 62
 
 
 class BlockTables:
@@ -15,9 +20,13 @@ class BlockTables:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
-        self.pool = BlockPool(config.num_blocks, len(config.cache_groups))
+        self.log: list[BlockEvent] | None = [] if config.enable_events else None
+        self.pool = BlockPool(config.num_blocks, len(config.cache_groups), self.log)
         self.windows = tuple(group.window for group in config.cache_groups)
         self.has_windows = any(self.windows)
+        # One table that ends where its tokens do: a decode's next block always goes to its end.
+        self.is_simple = self.windows == (None,) and not config.max_draft_tokens
+        self._pack = Struct(f"{self.block_size}I").pack
         self._caching = config.enable_prefix_caching
         # Most blocks a group needs at once: its window, a whole step's tokens, and a ragged edge.
         self._spans = tuple(
@@ -29,33 +38,34 @@ class BlockTables:
 
     # -- sizes
 
-    def _end(self, group: int, first: int, num_blocks: int) -> int:
-        """Where the table of a sequence of num_blocks may end when it is needed from `first`."""
-        span = self._spans[group]
-        return num_blocks if span is None else min(num_blocks, first + span)
+    def longest(self) -> int:
+        """Most tokens that one sequence alone can hold in the pool."""
+        usable = self.pool.num_blocks - 1
+        if self._most_blocks(UNLIMITED) <= usable:
+            return UNLIMITED
+        low, high = 0, usable
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._most_blocks(middle) <= usable else (low, middle - 1)
+        return low * self.block_size
+
+    def _most_blocks(self, num_blocks: int) -> int:
+        return sum(min(num_blocks, span or UNLIMITED) for span in self._spans)
 
     def _first(self, group: int, position: int) -> int:
         """Index of the first block that a token at `position` reads."""
         window = self.windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
-    def longest(self) -> int:
-        """Most tokens that one sequence alone can hold in the pool."""
-        low, high = 0, self.pool.num_blocks * len(self.windows)
-        if all(self.windows) and self._size(high) <= self.pool.num_blocks - 1:
-            return 1 << 62
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._size(middle) <= self.pool.num_blocks - 1:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self.block_size
+    def _ends(self, position: int, num_tokens: int) -> list[int]:
+        """Length of each group's table when `position` of num_tokens is computed next."""
+        num_blocks = -(-num_tokens // self.block_size)
+        return [
+            num_blocks if span is None else min(num_blocks, self._first(group, position) + span)
+            for group, span in enumerate(self._spans)
+        ]
 
-    def _size(self, num_blocks: int) -> int:
-        return sum(self._end(group, 0, num_blocks) for group in range(len(self.windows)))
-
-    # -- admission
+    # -- prefix cache
 
     def hash_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Brings sequence.hashes up to the full blocks of its first num_tokens."""
@@ -66,19 +76,20 @@ class BlockTables:
             tokens = sequence.token_ids(start, stop)
             hashes.extend(block_digests(sequence.request, parent, tokens, start, size))
 
-    def lookup(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], ...]:
-        """The cached blocks that its first tokens begin with, a table a group; not yet held.
+    def lookup(self, sequence: Sequence) -> tuple[list[int], ...]:
+        """The cached blocks that its tokens begin with, a table a group; not yet held.
 
-        At least one of the num_tokens is left to compute.
+        At least one known token is left to compute.
         """
         if not (self._caching and sequence.request.read_prefix_cache):
             return tuple([] for _ in self.windows)
+        num_tokens = sequence.num_tokens
         self.hash_tokens(sequence, num_tokens)
         hashes = sequence.hashes[: (num_tokens - 1) // self.block_size]
         tables: list[list[int]] = [[] for _ in self.windows]
         for group, window in enumerate(self.windows):
             if window is None:
-                tables[group] = self._leading(group, hashes)
+                tables[group] = self.pool.find_leading(group, hashes)
                 hashes = hashes[: len(tables[group])]
         length, agreed = len(hashes), False
         while not agreed:
@@ -89,15 +100,6 @@ class BlockTables:
                     agreed = agreed and len(tables[group]) == length
                     length = len(tables[group])
         return tuple(table[:length] for table in tables)
-
-    def _leading(self, group: int, hashes: list[bytes]) -> list[int]:
-        table = []
-        for digest in hashes:
-            block = self.pool.find(group, digest)
-            if block is None:
-                break
-            table.append(block)
-        return table
 
     def _trailing(self, group: int, hashes: list[bytes]) -> list[int]:
         """The longest start of hashes at whose end the group's whole window is cached."""
@@ -112,52 +114,138 @@ class BlockTables:
                 found.append(block)
         return [NULL_BLOCK] * (end - len(found)) + found[::-1]
 
-    def admit(
-        self, sequence: Sequence, num_tokens: int, hits: tuple[list[int], ...], spare: int
-    ) -> bool:
-        """Gives it blocks for num_tokens, hits first; False if `spare` wouldn't stay free."""
-        pool, num_blocks = self.pool, -(-num_tokens // self.block_size)
-        position = len(hits[0]) * self.block_size
-        ends = [
-            self._end(group, self._first(group, position), num_blocks)
-            for group in range(len(self.windows))
-        ]
-        fresh = sum(ends) - sum(map(len, hits))
+    def register(self, sequence: Sequence, num_tokens: int) -> None:
+        """Makes the full blocks of its first num_tokens, all planned, findable."""
+        first, stop = sequence.num_registered, num_tokens // self.block_size
+        if first >= stop or not self._caching:
+            return
+        self.hash_tokens(sequence, num_tokens)
+        digests = sequence.hashes[first:stop]
+        for group, table in enumerate(sequence.tables):
+            blocks = table[first:stop]
+            if self.log is not None:
+                self.log += [
+                    self._stored(sequence, group, index)
+                    for index, block in enumerate(blocks, first)
+                    if block != NULL_BLOCK and self.pool.find(group, sequence.hashes[index]) is None
+                ]
+            self.pool.register(group, blocks, digests)
+        sequence.num_registered = stop
+
+    def _stored(self, sequence: Sequence, group: int, index: int) -> BlockStored:
+        parent = sequence.hashes[index - 1] if index else None
+        tokens = sequence.token_ids(index * self.block_size, (index + 1) * self.block_size)
+        return BlockStored(group, sequence.hashes[index], parent, tuple(tokens))
+
+    # -- taking
+
+    def admit(self, sequence: Sequence, hits: tuple[list[int], ...], spare: int) -> bool:
+        """Gives it blocks for all its known tokens, hits first; False if too few are free.
+
+        Args:
+            hits: what lookup() just returned.
+            spare: blocks to be left free.
+        """
+        pool, position = self.pool, len(hits[0]) * self.block_size
+        ends = self._ends(position, sequence.num_tokens)
         revived = sum(
-            1 for table in hits for block in table if block and not pool.references(block)
+            block != NULL_BLOCK and not pool.references(block) for t in hits for block in t
         )
-        if fresh + revived + spare > pool.num_free:
+        if sum(ends) - sum(map(len, hits)) + revived + spare > pool.num_free:
             return False
         for table in hits:
-            for block in table:
-                if block != NULL_BLOCK:
-                    pool.share(block)
+            pool.share(table)
         for table, end in zip(hits, ends, strict=True):
-            table.extend([pool.take() for _ in range(end - len(table))])
+            table += pool.take_many(end - len(table))
         sequence.tables = hits
         sequence.num_registered = position // self.block_size
         return True
 
-    # -- growth
+    def readmit(self, sequence: Sequence, spare: int) -> bool:
+        """Gives a swapped-out sequence fresh blocks for all its known tokens, as admit()."""
+        ends = self._ends(sequence.num_computed, sequence.num_tokens)
+        kept = [table.count(None) for table in sequence.host_tables]  # behind a window
+        if sum(ends) - sum(kept) + spare > self.pool.num_free:
+            return False
+        sequence.tables = tuple(
+            [NULL_BLOCK] * nulls + self.pool.take_many(end - nulls)
+            for end, nulls in zip(ends, kept, strict=True)
+        )
+        return True
+
+    def share(self, child: Sequence, parent: Sequence, num_tokens: int) -> bool:
+        """Lets child hold parent's blocks of the first num_tokens; False if some were let go."""
+        num_blocks = -(-num_tokens // self.block_size)
+        for group, table in enumerate(parent.tables):
+            if NULL_BLOCK in table[self._first(group, num_tokens) : num_blocks]:
+                return False
+        child.tables = tuple(table[:num_blocks] for table in parent.tables)
+        for table in child.tables:
+            self.pool.share(table)
+        num_full = num_tokens // self.block_size
+        child.hashes = parent.hashes[:num_full]
+        child.num_registered = min(parent.num_registered, num_full)
+        return True
 
     def grow(self, sequence: Sequence, position: int, num_tokens: int = 1) -> list[Growth] | None:
-        """Readies the tables for num_tokens from `position` on; None if blocks are missing.
+        """Readies the tables to write num_tokens from `position` on; None if blocks are missing.
 
         Blocks that the tokens, and so all later ones, don't read are let go first. That is safe
-        while earlier steps still run, since steps run in order.
+        while earlier steps still run, since steps run in order. A block that others hold or can
+        find is replaced by a copy.
         """
-        pool, growth = self.pool, []  # type: BlockPool, list[Growth]
+        pool = self.pool
+        index = position // self.block_size
         end = (position + num_tokens - 1) // self.block_size + 1
         if self.has_windows:
             self._slide(sequence, position)
-        if sum(max(0, end - len(table)) for table in sequence.tables) > pool.num_free:
+        wanted = [
+            (group, at)
+            for group, table in enumerate(sequence.tables)
+            for at in range(index, end)
+            if at >= len(table) or (at == index and not pool.is_exclusive(table[at]))
+        ]
+        if len(wanted) > pool.num_free:
             return None
-        for group, table in enumerate(sequence.tables):
-            for index in range(len(table), end):
-                block = pool.take()
+        growth = []
+        for group, at in wanted:
+            table, block, source = sequence.tables[group], pool.take(), NULL_BLOCK
+            if at < len(table):
+                source, table[at] = table[at], block
+                pool.release((source,))
+                source = source if position % self.block_size else NULL_BLOCK
+            else:
                 table.append(block)
-                growth.append((group, index, block))
+            growth.append((group, at, block, source))
         return growth
+
+    def cross(self, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
+        """register() and grow() for decodes that begin a block, in bulk; only if is_simple.
+
+        Enough blocks must be free. Returns StepPlan.new_blocks.
+        """
+        size, caching = self.block_size, self._caching and self.log is None
+        pack, growth, filled, digests = self._pack, [], [], []
+        for sequence, block in zip(sequences, self.pool.take_many(len(sequences)), strict=True):
+            table, hashes = sequence.tables[0], sequence.hashes
+            index = len(table)
+            growth.append((sequence.slot, 0, index, block))
+            table.append(block)
+            first = (index - 1) * size - sequence.num_prompt
+            if caching and first >= 0 and len(hashes) == sequence.num_registered == index - 1:
+                tokens = sequence.output_token_ids[first : first + size]
+                if len(tokens) == size:
+                    digest = block_digest(hashes[-1], pack(*tokens))
+                    hashes.append(digest)
+                    digests.append(digest)
+                    filled.append(table[-2])
+                    sequence.num_registered = index
+                    continue
+            self.register(sequence, min(index * size, sequence.num_tokens))
+        self.pool.register(0, filled, digests)
+        return growth
+
+    # -- giving back
 
     def _slide(self, sequence: Sequence, position: int) -> None:
         for group, table in enumerate(sequence.tables):
@@ -168,19 +256,6 @@ class BlockTables:
                 table[index] = NULL_BLOCK
                 index -= 1
             self.pool.release(past)
-
-    def register(self, sequence: Sequence, num_tokens: int) -> None:
-        """Makes the full blocks of its first num_tokens, all planned, findable."""
-        if not self._caching:
-            return
-        stop = num_tokens // self.block_size
-        if sequence.num_registered < stop:
-            self.hash_tokens(sequence, num_tokens)
-            for index in range(sequence.num_registered, stop):
-                for group, table in enumerate(sequence.tables):
-                    if table[index] != NULL_BLOCK:
-                        self.pool.register(group, table[index], sequence.hashes[index])
-            sequence.num_registered = stop
 
     def release(self, sequence: Sequence) -> None:
         """Takes all its blocks back, the tail to be reused first. Does nothing the second time."""

@@ -67,7 +67,11 @@ def add_model(parser: argparse.ArgumentParser, settings: type) -> None:
     """Adds MODEL as an optional positional argument in place of --model."""
     default = _fields(settings)["model"].default
     parser.add_argument(
-        "model", nargs="?", default=default, metavar="MODEL", help=_help("model", default)
+        _destination(settings, "model"),
+        nargs="?",
+        default=default,
+        metavar="MODEL",
+        help=_help("model", default),
     )
 
 
@@ -93,6 +97,7 @@ def add_flags(
         default = defaults.get(name, fields[name].default)
         parser.add_argument(
             f"--{name.replace('_', '-')}",
+            dest=_destination(settings, name),
             default=default,
             help=_help(name, default),
             **_reader(name, hints[name]),
@@ -101,9 +106,15 @@ def add_flags(
 
 def build(settings: type[Settings], args: argparse.Namespace) -> Settings:
     """Makes the dataclass from those of its fields that were added as flags."""
-    given = {name: getattr(args, name) for name in _fields(settings) if hasattr(args, name)}
+    added = {name: _destination(settings, name) for name in _fields(settings)}
+    given = {name: getattr(args, where) for name, where in added.items() if hasattr(args, where)}
     frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     return settings(**frozen)
+
+
+def _destination(settings: type, name: str) -> str:
+    """The attribute that argparse sets; classes may have fields of one name, as seed."""
+    return f"{settings.__name__}.{name}"
 
 
 def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:

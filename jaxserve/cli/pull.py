@@ -17,5 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import checkpoints
 
-    print(checkpoints.pull(args.model))
+    print(checkpoints.pull(flags.build(EngineConfig, args).model))
     return 0

@@ -44,8 +44,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), ChatCompletionRequest, CHAT_UNSUPPORTED)
     serving.check_model(body.model)
     body.check_stream_options()
-    params = body.to_sampling_params()
-    prompt = await generation.off_loop(request, render, serving.client, body, params)
+    with body.errors_in_its_words():
+        params = body.to_sampling_params()
+        prompt = await generation.off_loop(request, render, serving.client, body, params)
     deltas = generation.generate(serving.client, [prompt], params)
     if body.stream:
         chunks = _Chunks(serving, body.include_usage)

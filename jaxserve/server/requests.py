@@ -6,6 +6,8 @@ A field is in a struct (honoured), or in an UNSUPPORTED table with the values th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -100,15 +102,22 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     def to_sampling_params(self) -> SamplingParams:
         """max_completion_tokens wins over max_tokens; without either, up to the context limit."""
-        if self.max_completion_tokens is None:
-            return self.sampling_params(self.max_tokens)
+        limit = self.max_completion_tokens
+        return self.sampling_params(self.max_tokens if limit is None else limit)
+
+    @contextmanager
+    def errors_in_its_words(self) -> Iterator[None]:
+        """Renames in InvalidRequestErrors what a chat spells otherwise than the engine."""
         try:
-            return self.sampling_params(self.max_completion_tokens)
+            yield
         except InvalidRequestError as error:
-            if error.param != "max_tokens":
-                raise
-            renamed = str(error).replace("max_tokens", "max_completion_tokens", 1)
-            raise InvalidRequestError(renamed, "max_completion_tokens") from None
+            message, param = str(error), error.param
+            if param == "prompt":
+                param = "messages"
+            elif param == "max_tokens" and self.max_completion_tokens is not None:
+                param = "max_completion_tokens"
+                message = message.replace("max_tokens", param)
+            raise InvalidRequestError(message, param) from None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -54,7 +54,8 @@ def build_backend(header: GGUFHeader) -> Tokenizer:
         UnsupportedModelError: not byte-level BPE, or an unknown pre-tokenizer.
         CheckpointError: the vocabulary is incomplete or contradicts itself.
     """
-    model, name = header.require("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
+    model = header.require("tokenizer.ggml.model", str)
+    name = header.get("tokenizer.ggml.pre", str, None)
     if model != "gpt2":
         raise UnsupportedModelError(
             f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2"
@@ -64,15 +65,15 @@ def build_backend(header: GGUFHeader) -> Tokenizer:
             f"{header.path}: the pre-tokenizer {name} isn't implemented; "
             f"supported: {', '.join(_PRE_TOKENIZERS)}"
         )
-    tokens: list[str] = header.require("tokenizer.ggml.tokens")
-    kinds: list[int] = header.metadata.get("tokenizer.ggml.token_type", [])
-    merges = [tuple(m.split(" ", 1)) for m in header.require("tokenizer.ggml.merges")]
+    tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
+    kinds: list[int] = header.get("tokenizer.ggml.token_type", list, [])
+    merges = header.require("tokenizer.ggml.merges", list)
     llama3 = name == "llama-bpe"
     try:
+        vocab = dict(zip(tokens, range(len(tokens)), strict=True))
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
         # Llama 3 takes a whole word that is a token without asking its merges.
-        bpe = models.BPE(
-            dict(zip(tokens, range(len(tokens)), strict=True)), merges, ignore_merges=llama3
-        )
+        bpe = models.BPE(vocab, pairs, ignore_merges=llama3)
     except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(f"{header.path}: damaged vocabulary ({error})") from None
     backend = Tokenizer(bpe)
@@ -94,15 +95,20 @@ def build_backend(header: GGUFHeader) -> Tokenizer:
 
 def _frame(backend: Tokenizer, header: GGUFHeader, tokens: list[str], add_bos: bool) -> None:
     """Puts BOS and EOS around a text where the file asks for them."""
-    metadata, special = header.metadata, []
-    template = ["$A"]
-    if metadata.get("tokenizer.ggml.add_bos_token", add_bos):
-        bos = header.require("tokenizer.ggml.bos_token_id")
-        template.insert(0, tokens[bos])
-        special.append((tokens[bos], bos))
-    if metadata.get("tokenizer.ggml.add_eos_token", False):
-        eos = header.require("tokenizer.ggml.eos_token_id")
-        template.append(tokens[eos])
-        special.append((tokens[eos], eos))
+    wanted = {
+        "bos": header.get("tokenizer.ggml.add_bos_token", bool, add_bos),
+        "eos": header.get("tokenizer.ggml.add_eos_token", bool, False),
+    }
+    special = {}
+    for name, add in wanted.items():
+        if add:
+            token_id = header.token_id(name)
+            if token_id is None:
+                raise CheckpointError(f"{header.path}: it asks for a {name} token and has none")
+            special[name] = (tokens[token_id], token_id)
     if special:
-        backend.post_processor = TemplateProcessing(single=template, special_tokens=special)
+        before = [token for name, (token, _) in special.items() if name == "bos"]
+        after = [token for name, (token, _) in special.items() if name == "eos"]
+        backend.post_processor = TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=list(special.values())
+        )

@@ -118,23 +118,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _from_gguf(header: GGUFHeader) -> Tokenizer:
-    metadata = header.metadata
     backend = build_backend(header)
     key = "tokenizer.chat_template"
-    sources = {DEFAULT: metadata[key]} if key in metadata else {}
-    for name in metadata.get("tokenizer.chat_templates", ()):
-        sources[name] = metadata[f"{key}.{name}"]
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    eos = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]
-    names = {"bos": bos, "eos": eos[0]}
-    for kind in ("unknown", "padding"):
-        names[kind[:3]] = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+    sources = {DEFAULT: header.require(key, str)} if key in header.metadata else {}
+    for name in header.get("tokenizer.chat_templates", list, []):
+        sources[name] = header.require(f"{key}.{name}", str)
+    tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     special_tokens = {
-        f"{kind}_token": token
-        for kind, i in names.items()
-        if i is not None and (token := backend.id_to_token(i)) is not None
+        f"{short}_token": tokens[token_id]
+        for short, name in names.items()
+        if (token_id := header.token_id(name)) is not None
     }
-    return Tokenizer(backend, ChatTemplate(sources, special_tokens), bos, _unique(eos))
+    return Tokenizer(
+        backend,
+        ChatTemplate(sources, special_tokens),
+        header.token_id("bos"),
+        _unique([header.token_id("eos"), header.token_id("eot")]),
+    )
 
 
 def _from_folder(path: Path) -> Tokenizer:

@@ -56,7 +56,11 @@ def compiled(
     options = {"scale": scale, "window": window, "softcap": softcap}
     if implementation == "interpret":
         attend = functools.partial(
-            triton_attention.paged_attention, **options, interpret=True, **SMALL_BLOCKS
+            triton_attention.paged_attention,
+            **options,
+            max_query_len=2,
+            interpret=True,
+            **SMALL_BLOCKS,
         )
     else:
         attend = functools.partial(paged_attention, **options, implementation=implementation)

@@ -1,12 +1,13 @@
 """A device without a model: it keeps KV in blocks, and reads it only through what plans told it.
 
 The KV of a token is a digest of all tokens up to it, so that a block with the right tokens in the
-wrong place, or after another prefix, doesn't pass for the right one.
+wrong place, or after another prefix, doesn't pass for the right one. Every entry that a step reads
+is compared with what it must be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from scheduler import Request, SchedulerConfig, Sequence, StepPlan
@@ -15,8 +16,12 @@ VOCABULARY = 7
 Entry = tuple[int, bytes]  # position, digest of all tokens up to it
 
 
-def extend(digest: bytes, token: int) -> bytes:
-    return blake2b(digest + bytes([token]), digest_size=8).digest()
+def extend(digest: bytes, request: Request, position: int, token: int) -> bytes:
+    """The KV of one more token: of its id, or of the media that it stands for."""
+    media = b"".join(
+        span.digest for span in request.media if span.start <= position < span.start + span.length
+    )
+    return blake2b(digest + bytes([token]) + media, digest_size=8).digest()
 
 
 def sample(digest: bytes, seed: int, output_position: int) -> int:
@@ -30,45 +35,56 @@ def seed_of(request: Request, index: int) -> int:
 
 
 def root_of(request: Request) -> bytes:
-    """What the KV depends on besides tokens."""
-    return repr((request.adapter, request.media)).encode()
+    """What all KV depends on besides tokens."""
+    return repr(request.adapter).encode()
 
 
-def generate_alone(request: Request, index: int, max_model_len: int) -> list[int]:
-    """The output that a request gets with the device for itself."""
+def continue_alone(
+    request: Request, index: int, output: list[int], max_model_len: int
+) -> list[int]:
+    """The whole output that a request gets with the device for itself, from `output` on."""
     digest = root_of(request)
-    for token in request.prompt_token_ids:
-        digest = extend(digest, token)
-    output: list[int] = []
-    while len(output) < request.max_tokens:
+    for position, token in enumerate(request.prompt_token_ids + output):
+        digest = extend(digest, request, position, token)
+    output = list(output)
+    length = len(request.prompt_token_ids)
+    room = max_model_len - length
+    while len(output) < min(request.max_tokens, room):
         output.append(sample(digest, seed_of(request, index), len(output)))
         if output[-1] in request.stop_token_ids and len(output) >= request.min_tokens:
             break
-        if len(request.prompt_token_ids) + len(output) >= max_model_len:
-            break
-        digest = extend(digest, output[-1])
+        digest = extend(digest, request, length + len(output) - 1, output[-1])
     return output
 
 
 @dataclass
 class Slot:
+    """What the device knows of a running sequence.
+
+    digests: the KV that each of its computed tokens must have, in order.
+    """
+
     sequence: Sequence
     table: list[dict[int, int]]
-    num_computed: int
+    digests: list[bytes]
     num_outputs: int
     last_token: int = -1
+
+    def compute(self, token: int) -> None:
+        request, position = self.sequence.request, len(self.digests)
+        before = self.digests[-1] if self.digests else root_of(request)
+        self.digests.append(extend(before, request, position, token))
 
 
 @dataclass
 class Work:
-    """A row: tokens to compute from `start` on."""
+    """A row: tokens to compute from `start` on, of which the last may be drafts."""
 
     slot: Slot
     start: int
     tokens: list[int]
     drafts: int = 0
     samples: bool = True
-    digests: list[bytes] = field(default_factory=list)
 
 
 class FakeDevice:
@@ -89,7 +105,7 @@ class FakeDevice:
         self.steps += 1
         self._apply(plan)
         works = [
-            Work(slot, slot.num_computed, [slot.last_token])
+            Work(slot, len(slot.digests), [slot.last_token])
             for slot in (self.slots[index] for index in plan.decode_slots)
         ]
         for draft in plan.drafts:
@@ -97,13 +113,15 @@ class FakeDevice:
             works[draft.row].drafts = len(draft.token_ids)
         for chunk in plan.chunks:
             slot = self.slots[chunk.slot]
-            assert chunk.start == slot.num_computed
+            assert chunk.start == len(slot.digests)
             works.append(Work(slot, chunk.start, list(chunk.token_ids), samples=chunk.samples))
         assert len({id(work.slot) for work in works}) == len(works), "a slot has two rows"
         assert sum(len(work.tokens) for work in works) == plan.num_tokens
-        self._write(works)
-        sampled, drafted = [], []
         for work in works:
+            self._write(work)
+        sampled, drafted = [], []
+        for work in works:  # all KV of a step is written before any is read
+            self._check_reads(work)
             tokens = self._sample(work)
             sampled.append(tokens[-1] if tokens else -1)
             if work.drafts:
@@ -118,12 +136,12 @@ class FakeDevice:
         for source, target in plan.swap_ins:
             self._copy(self.host, source, self.kv, target)
         for start in plan.starts:
-            self.slots[start.slot] = Slot(
-                start.sequence,
-                [dict(enumerate(ids)) for ids in start.block_ids],
-                start.num_computed_tokens,
-                len(start.sequence.output_token_ids),
-            )
+            sequence = start.sequence
+            tables = [dict(enumerate(ids)) for ids in start.block_ids]
+            slot = Slot(sequence, tables, [], len(sequence.output_token_ids))
+            for token in sequence.token_ids(0, start.num_computed_tokens):
+                slot.compute(token)
+            self.slots[start.slot] = slot
         for slot, group, index, block in plan.new_blocks:
             self.slots[slot].table[group][index] = block
 
@@ -144,67 +162,33 @@ class FakeDevice:
         assert block != 0, "the null block was read or written"
         return block, position % self.size
 
-    def _write(self, works: list[Work]) -> None:
-        """All rows' KV: a row that continues what another writes in this step comes after it."""
-        todo = list(works)
-        while todo:
-            pending = {
-                self._place(work.slot, 0, work.start + i)
-                for work in todo
-                for i in range(len(work.tokens))
-            }
-            ready = [
-                work
-                for work in todo
-                if work.start == 0 or self._place(work.slot, 0, work.start - 1) not in pending
-            ]
-            assert ready, "rows wait for each other"
-            for work in ready:
-                self._write_row(work)
-                todo.remove(work)
-
-    def _write_row(self, work: Work) -> None:
-        digest = root_of(work.slot.sequence.request)
-        if work.start:
-            position, digest = self.kv[self._place(work.slot, 0, work.start - 1)]
-            assert position == work.start - 1
+    def _write(self, work: Work) -> None:
         for position, token in enumerate(work.tokens, work.start):
-            digest = extend(digest, token)
-            work.digests.append(digest)
+            work.slot.compute(token)
             for group in range(len(self.windows)):
-                self.kv[self._place(work.slot, group, position)] = (position, digest)
+                place = self._place(work.slot, group, position)
+                self.kv[place] = (position, work.slot.digests[position])
+
+    def _check_reads(self, work: Work) -> None:
+        """All that the row's tokens attend to is the KV of its own prefix."""
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, work.start - window + 1)
+            for position in range(first, work.start + len(work.tokens)):
+                found = self.kv.get(self._place(work.slot, group, position))
+                assert found == (position, work.slot.digests[position])
 
     def _sample(self, work: Work) -> list[int]:
-        slot, request = work.slot, work.slot.sequence.request
-        seed = seed_of(request, slot.sequence.index)
-        for position, digest in enumerate(work.digests, work.start):
-            self._check_reads(slot, position, digest)
+        """The drafts accepted and the token sampled after them; none if the row doesn't sample."""
         if not work.samples:
-            slot.num_computed += len(work.tokens)
             return []
-        tokens = []
-        for step in range(len(work.tokens) - work.drafts - 1, len(work.tokens)):
-            token = sample(work.digests[step], seed, slot.num_outputs + len(tokens))
-            tokens.append(token)
-            if step + 1 < len(work.tokens) and work.tokens[step + 1] != token:
+        slot, tokens = work.slot, []  # type: Slot, list[int]
+        seed = seed_of(slot.sequence.request, slot.sequence.index)
+        for at in range(len(work.tokens) - work.drafts - 1, len(work.tokens)):
+            digest = slot.digests[work.start + at]
+            tokens.append(sample(digest, seed, slot.num_outputs + len(tokens)))
+            if at + 1 < len(work.tokens) and work.tokens[at + 1] != tokens[-1]:
                 break
-        rejected = work.drafts + 1 - len(tokens)
-        slot.num_computed += len(work.tokens) - rejected
+        del slot.digests[len(slot.digests) - (work.drafts + 1 - len(tokens)) :]
         slot.num_outputs += len(tokens)
         slot.last_token = tokens[-1]
         return tokens
-
-    def _check_reads(self, slot: Slot, position: int, digest: bytes) -> None:
-        """All that a token at `position` attends to is the KV of its own prefix."""
-        for group, window in enumerate(self.windows):
-            first = 0 if window is None else max(0, position - window + 1)
-            entries = [self.kv[self._place(slot, group, at)] for at in range(first, position + 1)]
-            assert [at for at, _ in entries] == list(range(first, position + 1))
-            assert entries[-1][1] == digest
-            chain = (
-                [self.kv[self._place(slot, 0, at)][1] for at in range(position + 1)]
-                if (self.windows[0] is None)
-                else []
-            )
-            if chain:
-                assert [digest for _, digest in entries] == chain[first:]

@@ -45,6 +45,15 @@ def test_flags_of_each_kind() -> None:
     )
 
 
+def test_a_flag_belongs_to_one_class() -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_model(parser, EngineConfig)
+    flags.add_flags(parser, SamplingParams, only=["seed", "max_tokens"], max_tokens=9)
+    args = parser.parse_args(["there", "--seed", "5"])
+    assert flags.build(EngineConfig, args) == EngineConfig(model="there")
+    assert flags.build(SamplingParams, args) == SamplingParams(seed=5, max_tokens=9)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4096", 4096), ("2GiB", 2**31), ("1.5g", 3 * 2**29), ("512 MB", 2**29), ("8k", 8192)],

@@ -1,4 +1,4 @@
-"""A real server as a process, for the tests of the server and of the command line."""
+"""A real server as a process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ EXIT_SECONDS = 60
 READY_LINE = re.compile(
     r"ready: (?P<url>http://\S+) serving (?P<model>\S+) \(start-up [\d.]+ s\)\n"
 )
-
-# Small enough to be ready soon; everything else as a user would have it.
-SMALL = ("--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory", "256MiB")
 
 
 def jaxserve_command(*words: str) -> list[str]:
@@ -53,7 +50,7 @@ def resident_pages(pid: int) -> int:
 
 @dataclass
 class ServerProcess:
-    """`jaxserve serve` in a process of its own, ready."""
+    """`jaxserve serve` in a process of its own."""
 
     process: subprocess.Popen[str]
     stderr: IO[str]
@@ -63,19 +60,13 @@ class ServerProcess:
     family: list[int] = field(default_factory=list)
 
     @classmethod
-    def start(cls, *flags: str) -> ServerProcess:
+    def launch(cls, *flags: str) -> ServerProcess:
         stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         command = jaxserve_command("serve", "--port", "0", *flags)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        server = cls(process, stderr)
-        try:
-            server._read_ready_lines()
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        return cls(process, stderr)
 
-    def _read_ready_lines(self) -> None:
+    def wait_ready(self) -> None:
         assert self.process.stdout is not None
         watchdog = signal.signal(signal.SIGALRM, _too_slow)
         signal.alarm(READY_SECONDS)
@@ -87,7 +78,12 @@ class ServerProcess:
         ready = READY_LINE.fullmatch(line)
         assert ready, f"no ready line but {line!r}; stderr:\n{self.errors()}"
         self.url, self.model = ready["url"], ready["model"]
+        self.find_family()
+
+    def find_family(self) -> list[int]:
+        """Pids of the processes that it has started so far."""
         self.family = children_of(self.process.pid)
+        return self.family
 
     @property
     def engine_pid(self) -> int:
@@ -127,20 +123,25 @@ def _too_slow(*_: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
     """One server that tests share; they leave it as they found it."""
-    shared = ServerProcess.start(*SMALL)
-    yield shared
-    shared.stop()
+    shared = ServerProcess.launch(*small_engine)
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
+def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers that a test may kill."""
     started: list[ServerProcess] = []
 
-    def start(*flags: str) -> ServerProcess:
-        started.append(ServerProcess.start(*SMALL, *flags))
+    def start(*flags: str, wait: bool = True) -> ServerProcess:
+        started.append(ServerProcess.launch(*small_engine, *flags))
+        if wait:
+            started[-1].wait_ready()
         return started[-1]
 
     yield start

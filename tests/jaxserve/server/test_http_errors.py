@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
-from jaxserve.engine.client import EngineClient
 
 from jaxserve.config import ServerConfig
+from jaxserve.engine.client import EngineClient
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING
 

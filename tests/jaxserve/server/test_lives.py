@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -100,6 +101,16 @@ async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:
         writer.close()
 
 
+def test_a_stop_while_starting_leaves_no_process(start_server: Callable[..., Any]) -> None:
+    server = start_server(wait=False)
+    while not server.find_family():
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.errors()
+
+
 async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., Any]) -> None:
     server = start_server()
     body = {"model": server.model, **LONG, "max_tokens": 40, "stream": True}
@@ -116,10 +127,7 @@ async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., 
     assert await asyncio.to_thread(server.wait) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_what_outlasts_the_grace_gets_an_error(
-    start_server: Callable[..., Any], number: signal.Signals
-) -> None:
+async def test_what_outlasts_the_grace_gets_an_error(start_server: Callable[..., Any]) -> None:
     server = start_server("--drain-timeout", "0.5")
     body = {"model": server.model, **LONG}
     async with aiohttp.ClientSession(timeout=LIMIT) as http:
@@ -127,7 +135,7 @@ async def test_what_outlasts_the_grace_gets_an_error(
         async with http.post(completions(server), json=body | {"stream": True}) as response:
             stream = events_of(response)
             await anext(stream)
-            server.process.send_signal(number)
+            server.process.send_signal(signal.SIGINT)
             events = [event async for event in stream]
         assert events[-1]["error"]["message"]
         refused = await whole

@@ -1,0 +1,68 @@
+"""Registry: the requests that haven't ended, their sequences, and the ids that may end them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler.request import Request, Sequence
+
+
+class Registry:
+    """Which sequences are alive, by request id."""
+
+    def __init__(self) -> None:
+        self.stops: set[int] = set()  # of all that are alive: most tokens are in none
+        self.num_live = 0
+        self.num_ended = 0
+        self._live: dict[str, list[Sequence]] = {}
+        self._num_samples: dict[str, int] = {}  # that a request ever had
+        self._num_requests = 0
+        self._stop_counts: Counter[int] = Counter()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """Those alive, oldest first; none for an unknown id."""
+        return list(self._live.get(request_id, ()))
+
+    def add_request(self, request: Request, limit: int) -> list[Sequence]:
+        """Makes its n sequences, of at most `limit` output tokens each."""
+        samples = [
+            Sequence(request, index, order=self._num_requests, limit=limit)
+            for index in range(request.n)
+        ]
+        self._num_requests += 1
+        self._live[request.request_id] = samples
+        self._num_samples[request.request_id] = request.n
+        self.num_live += request.n
+        for token in request.stop_token_ids:
+            self._stop_counts[token] += 1
+            self.stops.add(token)
+        return list(samples)
+
+    def add_fork(self, parent: Sequence) -> Sequence:
+        """Makes one more sequence of a request; its tokens are to be filled in."""
+        request_id = parent.request.request_id
+        child = Sequence(
+            parent.request, self._num_samples[request_id], order=parent.order, limit=parent.limit
+        )
+        self._num_samples[request_id] += 1
+        self._live[request_id].append(child)
+        self.num_live += 1
+        return child
+
+    def remove(self, sequence: Sequence) -> None:
+        request = sequence.request
+        samples = self._live[request.request_id]
+        samples.remove(sequence)
+        self.num_live -= 1
+        self.num_ended += 1
+        if samples:
+            return
+        del self._live[request.request_id], self._num_samples[request.request_id]
+        for token in request.stop_token_ids:
+            self._stop_counts[token] -= 1
+            if not self._stop_counts[token]:
+                del self._stop_counts[token]
+                self.stops.discard(token)

@@ -34,10 +34,12 @@ class Batch:
     scale: float
     window: int | None
     softcap: float | None
+    max_query_len: int | None
     arrays: dict[str, jax.Array | None]  # sinks, k_scale, v_scale
 
     def call(self, implementation: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        attend = compiled(implementation, self.scale, self.window, self.softcap)
+        options = (self.scale, self.window, self.softcap, self.max_query_len)
+        attend = compiled(implementation, *options)
         tables = (self.block_tables, self.context_lens, self.query_starts)
         return attend(q, k, v, *tables, **self.arrays)
 
@@ -51,14 +53,18 @@ class Batch:
 
 @functools.cache
 def compiled(
-    implementation: str, scale: float, window: int | None, softcap: float | None
+    implementation: str,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    max_query_len: int | None,
 ) -> Callable[..., jax.Array]:
     options = {"scale": scale, "window": window, "softcap": softcap}
+    options["max_query_len"] = max_query_len
     if implementation == "interpret":
         attend = functools.partial(
             triton_attention.paged_attention,
-            **options,
-            max_query_len=2,
+            **(options | {"max_query_len": max_query_len or 2}),
             interpret=True,
             **SMALL_BLOCKS,
         )
@@ -86,6 +92,7 @@ def build(
     keys: list[int] | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    max_query_len: int | None = None,
     sinks: bool = False,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -138,6 +145,7 @@ def build(
         scale=head_dim**-0.5,
         window=window,
         softcap=softcap,
+        max_query_len=max_query_len,
         arrays={
             "sinks": jnp.asarray(draw.standard_normal(heads), jnp.float32) if sinks else None,
             "k_scale": None if k_scale is None else jnp.asarray(k_scale, jnp.float32),

@@ -86,7 +86,7 @@ given_batches = given(
     seed=st.integers(0, 2**16),
 )
 settled = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -85,7 +85,7 @@ class BlockPool:
                 references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Lets go of blocks; those put in first are reused first. Null blocks are passed over."""
+        """Lets go of blocks; cached ones are reused in this order. Null blocks are passed over."""
         references, digests = self._references, self._digests
         for block in blocks:
             if block == NULL_BLOCK:

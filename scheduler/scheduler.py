@@ -57,7 +57,7 @@ class Scheduler:
             config.policy, lambda sequence: len(self.tables.lookup(sequence)[0])
         )
         self._held: dict[Sequence, list[Sequence]] = {}  # samples, by the one they wait for
-        self._forked: list[Sequence] = []
+        self._forked: dict[Sequence, None] = {}
         self._prefills: dict[Sequence, None] = {}
         self._decodes = DecodeRows(config.block_size)
         self._drafts: dict[Sequence, tuple[int, ...]] = {}  # for the next step
@@ -141,7 +141,7 @@ class Scheduler:
         if parent.tables and planned and self.tables.share(child, parent, num_tokens):
             child.status = Status.FORKED
             child.num_computed = num_tokens
-            self._forked.append(child)
+            self._forked[child] = None
         else:
             self._enqueue(child)
 
@@ -186,6 +186,8 @@ class Scheduler:
             self._decodes.remove(sequence, self._step)
         elif status is Status.PREFILL:
             del self._prefills[sequence]
+        elif status is Status.FORKED:
+            del self._forked[sequence]
         elif status is Status.DRAFT:
             self._drafts.pop(sequence, None)
             self._verifying.pop(sequence, None)
@@ -250,12 +252,10 @@ class Scheduler:
 
     def _place_forks(self) -> list[Sequence]:
         """Gives slots to new forks; those that find none are queued."""
-        placed, forked = [], self._forked
-        self._forked = []
-        for sequence in forked:
-            if sequence.status is not Status.FORKED:
-                continue
+        placed = []
+        for sequence in list(self._forked):
             if self._free_slots:
+                del self._forked[sequence]
                 self._occupy(sequence)
                 placed.append(sequence)
             else:

@@ -5,18 +5,22 @@ JAX    ?= jax
 CUDA   := $(if $(shell command -v nvidia-smi),cuda)
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test quick lint clean
+.DEFAULT_GOAL := help
+.PHONY: serve test quick lint clean help
 
-serve: $(VENV)/.installed
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+serve: $(VENV)/.installed  ## serve the demo model on 127.0.0.1:8000
 	$(VENV)/bin/jaxserve serve
 
-test: $(VENV)/.installed-dev lint
+test: $(VENV)/.installed-dev lint  ## lint, types, import rule, all tests
 	$(VENV)/bin/python -m pytest
 
-quick: $(VENV)/.installed-dev
+quick: $(VENV)/.installed-dev  ## the tests that take seconds
 	$(VENV)/bin/python -m pytest -m "not slow"
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## ruff, mypy, the import rule
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -38,5 +42,5 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 
 comma := ,
 
-clean:
+clean:  ## remove environments and caches
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

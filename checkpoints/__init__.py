@@ -1,13 +1,14 @@
-"""Formats in: GGUF files and Hugging Face folders, under one interface."""
+"""Models in: found or fetched by name (`pull`), then opened under one interface."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from checkpoints.base import Checkpoint
+from checkpoints.hub import pull
 from jaxserve.errors import ModelNotFoundError
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "open_checkpoint", "pull"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

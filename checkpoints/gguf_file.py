@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -31,8 +30,6 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# llama.cpp ends an output at any of these.
-_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 # gguf dequantises 16 rows at a time; rows of this many values make that a cache-sized piece
 # (3 times faster than the model's own narrow rows).
 _WIDE_ROW = 16_384
@@ -105,54 +102,46 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
         UnsupportedModelError: not a llama, or one with experts, scaled or partial rope.
         CheckpointError: a key is missing.
     """
-    metadata = header.metadata
-    architecture = header.require("general.architecture")
+    architecture = header.require("general.architecture", str)
     if architecture != "llama":
         raise UnsupportedModelError(
             f"{header.path}: the GGUF architecture {architecture} isn't implemented; "
             "supported: llama"
         )
-    heads = header.require("llama.attention.head_count")
-    hidden = header.require("llama.embedding_length")
-    head_dim = metadata.get("llama.attention.key_length", hidden // heads)
-    scaling = metadata.get("llama.rope.scaling.type", "none")
+    heads = header.require("llama.attention.head_count", int)
+    hidden = header.require("llama.embedding_length", int)
+    head_dim = header.get("llama.attention.key_length", int, hidden // max(heads, 1))
+    scaling = header.get("llama.rope.scaling.type", str, "none")
     refused = {
-        "experts": metadata.get("llama.expert_count", 0) > 0,
+        "experts": header.get("llama.expert_count", int, 0) > 0,
         f"rope scaling ({scaling})": scaling != "none" or "rope_freqs.weight" in header.tensors,
-        "partial rope": metadata.get("llama.rope.dimension_count", head_dim) != head_dim,
+        "partial rope": header.get("llama.rope.dimension_count", int, head_dim) != head_dim,
         "values of another head size than keys": (
-            metadata.get("llama.attention.value_length", head_dim) != head_dim
+            header.get("llama.attention.value_length", int, head_dim) != head_dim
         ),
     }
     for feature, present in refused.items():
         if present:
             raise UnsupportedModelError(f"{header.path}: {feature} isn't implemented for GGUF")
+    # llama.cpp ends an output at either.
+    ends = (header.token_id("eos"), header.token_id("eot"))
     return ModelConfig(
         architecture="LlamaForCausalLM",
-        vocab_size=_vocab_size(header),
+        vocab_size=header.get("llama.vocab_size", int, None)
+        or len(header.require("tokenizer.ggml.tokens", list)),
         hidden_size=hidden,
-        intermediate_size=header.require("llama.feed_forward_length"),
-        num_hidden_layers=header.require("llama.block_count"),
+        intermediate_size=header.require("llama.feed_forward_length", int),
+        num_hidden_layers=header.require("llama.block_count", int),
         num_attention_heads=heads,
-        num_key_value_heads=metadata.get("llama.attention.head_count_kv", heads),
+        num_key_value_heads=header.get("llama.attention.head_count_kv", int, heads),
         head_dim=head_dim,
-        max_position_embeddings=header.require("llama.context_length"),
-        rms_norm_eps=header.require("llama.attention.layer_norm_rms_epsilon"),
-        rope_theta=metadata.get("llama.rope.freq_base", 10_000.0),
+        max_position_embeddings=header.require("llama.context_length", int),
+        rms_norm_eps=header.require("llama.attention.layer_norm_rms_epsilon", float),
+        rope_theta=header.get("llama.rope.freq_base", float, 10_000.0),
         tie_word_embeddings="output.weight" not in header.tensors,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=eos_token_ids(metadata),
+        bos_token_id=header.token_id("bos"),
+        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
     )
-
-
-def eos_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
-    """Ids that end an output: end of sequence, and end of turn where the file has it."""
-    return tuple(dict.fromkeys(metadata[key] for key in _END_KEYS if key in metadata))
-
-
-def _vocab_size(header: GGUFHeader) -> int:
-    size = header.metadata.get("llama.vocab_size")
-    return size if size is not None else len(header.require("tokenizer.ggml.tokens"))
 
 
 def _tensor_nbytes(path: Path, name: str, tensor: GGUFTensor) -> int:

@@ -10,7 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxserve.errors import CheckpointError, ModelNotFoundError
 
@@ -29,6 +29,9 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,30 @@ class GGUFHeader:
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
 
-    def require(self, key: str) -> Any:
+    def require(self, key: str, kind: type[T]) -> T:
         """A metadata value.
 
         Raises:
-            CheckpointError: the file doesn't have it.
+            CheckpointError: the file doesn't have it, or it is of another type.
         """
         if key not in self.metadata:
             raise CheckpointError(f"{self.path}: the GGUF metadata has no {key}")
-        return self.metadata[key]
+        value = self.metadata[key]
+        if not isinstance(value, kind):
+            raise CheckpointError(f"{self.path}: {key} isn't {kind.__name__}: {str(value)[:80]!r}")
+        return value
+
+    def get(self, key: str, kind: type[T], default: D) -> T | D:
+        """As require, or the default where the file doesn't have it."""
+        return self.require(key, kind) if key in self.metadata else default
+
+    def token_id(self, name: str) -> int | None:
+        """The id that the vocabulary gives a special token (`bos`, `eos`, `eot`, ...), if any."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        token_id = self.get(key, int, None)
+        if token_id is not None and token_id >= len(self.require("tokenizer.ggml.tokens", list)):
+            raise CheckpointError(f"{self.path}: {key} is {token_id}, past the vocabulary's end")
+        return token_id
 
 
 def read_header(path: Path) -> GGUFHeader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def cache_dir() -> Path:
-    """Where models and compiled programs are kept: $JAXSERVE_CACHE, or the user's cache folder."""
+    """Where fetched models and compiled programs are kept: $JAXSERVE_CACHE, or jaxserve/ in
+    $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
     if own := os.environ.get("JAXSERVE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve"
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "jaxserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class ModelConfig:
                     f"config.json has {name} = {value!r}; supported: {', '.join(map(str, known))}"
                 )
         eos = config.get("eos_token_id")
-        heads = config.get("num_attention_heads", 0)
         try:
+            heads = config["num_attention_heads"]
             return cls(
                 architecture=(config.get("architectures") or ["unknown"])[0],
                 vocab_size=config["vocab_size"],
@@ -154,9 +157,24 @@ class ServerConfig:
         served_model_names: names that requests may use; the first is the one reported.
             Empty means the model's own name.
         max_body_bytes: larger request bodies get 413.
+        max_choices: most choices (prompts of a batch) in one request.
+        drain_timeout: seconds that running requests have to finish once a stop is asked for.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = field(default=())
     max_body_bytes: int = 8 * MIB
+    max_choices: int = 128
+    drain_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"port must be between 0 and 65535; it was {self.port}")
+        for name in ("max_body_bytes", "max_choices"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1; it was {getattr(self, name)}")
+        if not 0.0 <= self.drain_timeout < math.inf:
+            raise ConfigError(
+                f"drain_timeout must be 0 seconds or more; it was {self.drain_timeout}"
+            )

@@ -44,6 +44,7 @@ def paged_attention(
     sinks: jax.Array | None = None,
     k_scale: jax.Array | float | None = None,
     v_scale: jax.Array | float | None = None,
+    max_query_len: int | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Causal attention of a ragged batch over paged keys and values.
@@ -73,6 +74,8 @@ def paged_attention(
         sinks: [H] float32, one more logit a head in the softmax, with no value (gpt-oss).
         k_scale: stored keys times k_scale are the keys; a scalar or [K] float32; None is 1.
         v_scale: likewise for values.
+        max_query_len: most query tokens of one sequence, when the caller knows better than T; 1 (a
+            pure decode) leaves the prefill code out of the program.
         implementation: "reference" (the definition, in float32), "xla" (any device). None chooses
             the fastest for the default backend.
 
@@ -101,6 +104,7 @@ def paged_attention(
         sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
+        max_query_len=max_query_len or q.shape[0],
     )
 
 

@@ -20,6 +20,7 @@ def paged_attention(
     sinks: jax.Array | None,
     k_scale: jax.Array | float | None,
     v_scale: jax.Array | float | None,
+    max_query_len: int,
 ) -> jax.Array:  # [T, H, D]
     num_tokens, heads, _ = q.shape
     _, kv_heads, block_size, head_dim = k_pages.shape

@@ -440,7 +440,7 @@ class Scheduler:
         self, step: int, sequences: list[Sequence], tokens: list[int]
     ) -> list[Sequence]:
         """Ends those whose new token is a stop, or their last by length."""
-        finished = []
+        finished: list[Sequence] = []
         stops = self._registry.stops
         if not stops.isdisjoint(tokens):
             for row in [row for row, token in enumerate(tokens) if token in stops]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxserve.errors import ConfigError
 
-CHUNK_TOKENS = (32, 128)  # smallest mixed steps: a short prompt shouldn't pay for a whole budget
-CHUNK_ROWS = 4  # mixed steps with few rows skip most of the head's work
+# Each program costs start-up time; these are the ones that a padded step would cost more.
+SMALLEST_DECODES = (1, 4)  # then powers of two
+SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
+CHUNK_TOKENS = 128  # a chunk that doesn't fill the budget
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +35,7 @@ class BucketTable:
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int) -> BucketTable:
-        """Powers of two of rows for decodes; a few token counts at few or all rows for the rest.
+        """A few row counts for pure decodes, and fewer token counts for the rest.
 
         Raises:
             ConfigError: the token budget can't hold one token of each running sequence.
@@ -42,16 +45,15 @@ class BucketTable:
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({max_num_seqs}): a decode step computes one token of each sequence"
             )
-        rows = _powers_up_to(max_num_seqs)
-        chunk_rows = sorted({min(CHUNK_ROWS, max_num_seqs), max_num_seqs})
-        chunk_tokens = [t for t in CHUNK_TOKENS if t < max_num_batched_tokens]
-        shapes = {
-            Bucket(t, s)
-            for t in (*chunk_tokens, max_num_batched_tokens)
-            for s in chunk_rows
-            if t > s
+        rows = [r for r in (*SMALLEST_DECODES, *_powers_from(8)) if r < max_num_seqs]
+        mixed = {
+            (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs)),
+            (CHUNK_TOKENS, max_num_seqs),
         }
-        return cls(tuple(Bucket(s, s) for s in rows), tuple(sorted(shapes)))
+        shapes = {Bucket(t, s) for t, s in mixed if s < t < max_num_batched_tokens}
+        if max_num_batched_tokens > max_num_seqs:
+            shapes.add(Bucket(max_num_batched_tokens, max_num_seqs))
+        return cls(tuple(Bucket(r, r) for r in (*rows, max_num_seqs)), tuple(sorted(shapes)))
 
     @property
     def all(self) -> tuple[Bucket, ...]:
@@ -67,6 +69,5 @@ class BucketTable:
         return next(b for b in table if b.tokens >= tokens and b.rows >= rows)
 
 
-def _powers_up_to(limit: int) -> list[int]:
-    powers = [1 << i for i in range(limit.bit_length()) if 1 << i < limit]
-    return [*powers, limit]
+def _powers_from(first: int) -> Iterator[int]:
+    return (first << i for i in range(16))

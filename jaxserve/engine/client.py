@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class EngineClient:
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
-        self.model_name = Path(config.model).stem if "/" in config.model else config.model
+        self.model_name = Path(config.model).name.removesuffix(".gguf")
         self.tokenizer = tokenizer
         self._config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
@@ -86,12 +87,12 @@ class EngineClient:
         to_engine.bind(addresses[0])
         from_engine.bind(addresses[1])
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jaxserve.engine.process", *addresses
+            sys.executable, "-m", "jaxserve.engine.process", *addresses, str(os.getpid())
         )
-        # The engine loads and compiles while we read the tokenizer.
-        hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
-        await to_engine.send(messages.encode(hello))
         try:
+            # The engine loads and compiles while we read the tokenizer.
+            hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
+            await to_engine.send(messages.encode(hello))
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
             client = cls(config, tokenizer, process, folder, to_engine, from_engine)
             await client._wait_ready()
@@ -132,7 +133,7 @@ class EngineClient:
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
-    ) -> AsyncIterator[CompletionDelta]:
+    ) -> AsyncGenerator[CompletionDelta, None]:
         """Streams one request. Closing the iterator early aborts it in the engine.
 
         Args:

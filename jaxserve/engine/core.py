@@ -24,6 +24,7 @@ from scheduler import (
     RequestTooLongError,
     Scheduler,
     SchedulerConfig,
+    SchedulerStats,
     StepPlan,
 )
 
@@ -80,7 +81,6 @@ class EngineCore:
         )
         self._overlap = config.overlap
         self._in_flight: InFlight | None = None
-        self._guard.ready()
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -98,6 +98,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
         return self._in_flight is not None or self._scheduler.has_unfinished
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Running, waiting, blocks, hits, preemptions."""
+        return self._scheduler.stats()
 
     def close(self) -> None:
         """Lets go of process-wide hooks."""
@@ -133,13 +138,14 @@ class EngineCore:
         With overlap the step just started runs on while the tokens are handed out; without, the
         same step is awaited at once.
         """
-        plan = self._scheduler.schedule()
-        started = InFlight(plan, self._runner.dispatch(plan)) if plan is not None else None
-        if self._overlap:
-            done, self._in_flight = self._in_flight, started
-        else:
-            done = started
-        return self._hand_out(done) if done is not None else []
+        with self._guard:
+            plan = self._scheduler.schedule()
+            started = InFlight(plan, self._runner.dispatch(plan)) if plan is not None else None
+            if self._overlap:
+                done, self._in_flight = self._in_flight, started
+            else:
+                done = started
+            return self._hand_out(done) if done is not None else []
 
     def _hand_out(self, done: InFlight) -> list[Output]:
         result = self._scheduler.update(done.plan, done.handle.wait())

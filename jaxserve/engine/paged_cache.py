@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,11 @@ def bytes_per_block(specs: tuple[CacheSpec, ...], block_size: int, dtype: jnp.dt
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedLayerCache:
-    """One layer's pages and the step's batch (see StepInts for the shapes)."""
+    """One layer's pages and the step's batch (see StepInts for the shapes).
+
+    Args:
+        max_query_len: most tokens of one row, known when the step is compiled.
+    """
 
     k_pages: jax.Array
     v_pages: jax.Array
@@ -36,6 +40,7 @@ class PagedLayerCache:
     block_tables: jax.Array
     context_lens: jax.Array
     query_starts: jax.Array
+    max_query_len: int = field(metadata={"static": True})
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float
@@ -50,5 +55,6 @@ class PagedLayerCache:
             self.context_lens,
             self.query_starts,
             scale=scale,
+            max_query_len=self.max_query_len,
         )
         return out, replace(self, k_pages=k_pages, v_pages=v_pages)

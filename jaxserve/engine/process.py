@@ -22,9 +22,9 @@ IDLE_MS = 500  # how often an idle engine looks whether its parent still lives
 class EngineProcess:
     """Serves one client until it says Shutdown or dies."""
 
-    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes], parent: int) -> None:
         self._inbox, self._outbox = inbox, outbox
-        self._parent = os.getppid()
+        self._parent = parent
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -75,17 +75,20 @@ class EngineProcess:
         return 1
 
 
-def main(inbox_address: str, outbox_address: str) -> int:
-    """Entry of the process; the client binds both addresses."""
-    # Ctrl-C reaches the whole process group; the client decides when the engine ends.
+def main(inbox_address: str, outbox_address: str, parent: str) -> int:
+    """Entry of the process; the client, process id `parent`, binds both addresses."""
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
+    # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("jax").setLevel(logging.WARNING)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.connect(inbox_address)
     outbox.connect(outbox_address)
     try:
-        return EngineProcess(inbox, outbox).run()
+        return EngineProcess(inbox, outbox, int(parent)).run()
     finally:
         context.destroy(linger=1000)
 

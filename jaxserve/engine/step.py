@@ -67,6 +67,7 @@ class StepProgram:
                     batch.block_tables,
                     batch.context_lens,
                     batch.query_starts,
+                    1 if bucket.decode else bucket.tokens,
                 )
                 for k, v in pages
             ]

@@ -17,7 +17,7 @@ Rope = tuple[jax.Array, jax.Array]  # cos, sin: [T, D/2] float32
 
 def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype) -> nnx.Param:
     """An empty parameter with one logical axis name a dimension; the loader fills it."""
-    return nnx.Param(jnp.zeros(shape, dtype), sharding_names=axes, eager_sharding=False)
+    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
 
 
 class RMSNorm(nnx.Module):

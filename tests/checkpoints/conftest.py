@@ -80,6 +80,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_head_count_kv(2)
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_vocab_size(40)
+        writer.add_token_list([f"t{i}" for i in range(40)])
         writer.add_eos_token_id(2)
         for key, value in metadata.items():
             add = writer.add_uint32 if isinstance(value, int) else writer.add_string

@@ -99,6 +99,14 @@ def test_eos_ids_include_end_of_turn(tensors: Tensors, write_gguf: Write) -> Non
     assert open_checkpoint(path).config.eos_token_ids == (2, 9)
 
 
+def test_metadata_that_cannot_be_right_is_named(tensors: Tensors, write_gguf: Write) -> None:
+    whole = as_gguf(tensors)
+    with pytest.raises(CheckpointError, match=r"eot_token_id is 40, past the vocabulary's end"):
+        open_checkpoint(write_gguf(whole, tokenizer__ggml__eot_token_id=40))
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.freq_base isn't float"):
+        open_checkpoint(write_gguf(whole, llama__rope__freq_base="x"))
+
+
 def test_damage_names_the_tensor(tensors: Tensors, write_gguf: Write) -> None:
     whole = as_gguf(tensors)
     q = "blk.1.attn_q.weight"

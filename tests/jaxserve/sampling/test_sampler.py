@@ -68,6 +68,18 @@ def test_draws_follow_the_distribution(settings: dict[str, float]) -> None:
     assert chi_square < CHI_SQUARE_63_P_1E_6
 
 
+def test_draws_reach_every_run_of_a_long_vocabulary_and_no_token_without_weight() -> None:
+    weights = np.zeros(1000, np.float32)
+    weights[[0, 255, 256, 700, 999]] = [1, 2, 3, 4, 10]  # both ends, both sides of a run's edge
+    with np.errstate(divide="ignore"):
+        logits = jnp.broadcast_to(jnp.asarray(np.log(weights)), (DRAWS, 1000))
+    counts = np.bincount(np.asarray(sample(logits, rows(DRAWS))), minlength=1000)
+    assert counts[weights == 0].sum() == 0
+    kept = weights > 0
+    expected_counts = DRAWS * weights[kept] / weights.sum()
+    assert ((counts[kept] - expected_counts) ** 2 / expected_counts).sum() < 35  # 4 dof, p < 1e-6
+
+
 def test_a_row_draws_the_same_wherever_it_stands() -> None:
     logits = jnp.asarray(np.random.default_rng(1).normal(0, 1, (8, VOCAB)), jnp.float32)
     whole = np.asarray(sample(logits, rows(8)))

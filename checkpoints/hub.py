@@ -1,0 +1,77 @@
+"""pull: from what a user calls a model to a local path, fetching it when need be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from checkpoints.demo import PACKAGED, fetch
+from jaxserve.errors import ModelNotFoundError
+
+_REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+_HUB_NAME = re.compile(_REPO)
+_HUB_FILE = re.compile(rf"({_REPO})[:/](.+\.gguf)")
+_WANTED = ["*.json", "*.jinja", "*.safetensors"]
+# The same weights once more, in their makers' own layouts.
+_UNWANTED = ["original/*", "onnx/*", "consolidated*"]
+
+
+def pull(model: str) -> Path:
+    """A local folder or GGUF file for a model.
+
+    Args:
+        model: a local folder or GGUF file, a packaged name (`smollm2-135m`), a hub name
+            (`owner/name`), or a GGUF file on the hub (`owner/name:file.gguf`). The hub's own
+            HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE hold.
+
+    Raises:
+        ModelNotFoundError: says what to change.
+        CheckpointError: a packaged model came damaged.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if model in PACKAGED:
+        return fetch(PACKAGED[model])
+    if match := _HUB_FILE.fullmatch(model):
+        return _from_hub(match[1], match[2])
+    if _HUB_NAME.fullmatch(model) and not model.endswith(".gguf"):
+        return _from_hub(model, None)
+    raise ModelNotFoundError(
+        f"{model}: no such folder or file, and not a name to fetch; packaged models: "
+        f"{', '.join(PACKAGED)}; hub models: owner/name or owner/name:file.gguf"
+    )
+
+
+def _from_hub(repo: str, file: str | None) -> Path:
+    # Half a second of imports that a local model doesn't need.
+    from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
+
+    try:
+        if file is not None:
+            return Path(hf_hub_download(repo, file))
+        folder = Path(snapshot_download(repo, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except errors.GatedRepoError:
+        problem = "the repository is gated: accept its terms on the hub, then set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        problem = (
+            "the hub has no such repository, or it is private: check the name, or set HF_TOKEN"
+        )
+    except errors.LocalEntryNotFoundError:
+        problem = (
+            "not in the local cache, and HF_HUB_OFFLINE is set: unset it to download"
+            if constants.HF_HUB_OFFLINE
+            else f"not in the local cache, and the hub at {constants.ENDPOINT} can't be reached: "
+            "check the network or HF_ENDPOINT"
+        )
+    except errors.EntryNotFoundError:
+        problem = f"the repository has no file {file}"
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        problem = f"the hub at {constants.ENDPOINT} answered: {error}"
+    else:
+        if (folder / "config.json").exists():
+            return folder
+        problem = (
+            "the repository has no config.json; name a GGUF file of it as owner/name:file.gguf"
+        )
+    raise ModelNotFoundError(f"{repo}: {problem}")

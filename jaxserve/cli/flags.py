@@ -1,0 +1,141 @@
+"""Command-line flags made from the fields of settings classes: one flag a field, one table of help.
+
+A subcommand adds the fields it needs and gets the frozen dataclass back, defaults untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings")
+
+HELP = {
+    # EngineConfig
+    "model": "a folder, a GGUF file, a hub name (owner/name), or a name that `pull` knows",
+    "dtype": "of weights, activations and KV cache: auto, float32, bfloat16 or float16",
+    "max_model_len": "most tokens of prompt and output together (default: the model's own)",
+    "max_num_seqs": "most sequences that run at once (default: 256 on a GPU, 32 on a CPU)",
+    "max_num_batched_tokens": "token budget of a step (default: 8192 on a GPU, 512 on a CPU)",
+    "block_size": "tokens that a KV block holds",
+    "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
+    "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
+    "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
+    "overlap": "plan a step while the one before it runs",
+    "forbid_compile": "fail a step that would compile after ready",
+    "seed": "base of the seeds of requests that bring none",
+    # ServerConfig
+    "host": "address to listen on",
+    "port": "port to listen on; 0 takes a free one",
+    "served_model_names": "names that requests may use (default: the model's own)",
+    "max_body_bytes": "larger request bodies are refused",
+    "max_choices": "most choices in one request",
+    "drain_timeout": "seconds that running requests have to finish when the server stops",
+    # SamplingParams
+    "temperature": "0 is greedy",
+    "top_p": "keep the likeliest tokens that together reach this probability",
+    "top_k": "keep this many of the likeliest tokens; 0 keeps all",
+    "min_p": "keep tokens at least this many times as likely as the likeliest",
+    "max_tokens": "most tokens to generate",
+}
+
+SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: 512MiB, 2GB, 1.5g, 4096. Units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write it as 512MiB or 2GiB")
+    return int(float(match["number"]) * _UNITS[match["unit"].upper()])
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling, as 8MiB."""
+    unit = next(u for u in "TGMK" if size % _UNITS[u] == 0) if size and size % 1024 == 0 else ""
+    return f"{size // _UNITS[unit]}{unit}{'iB' if unit else ''}"
+
+
+def add_model(parser: argparse.ArgumentParser, settings: type) -> None:
+    """Adds MODEL as an optional positional argument in place of --model."""
+    default = _fields(settings)["model"].default
+    parser.add_argument(
+        _destination(settings, "model"),
+        nargs="?",
+        default=default,
+        metavar="MODEL",
+        help=_help("model", default),
+    )
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    settings: type,
+    *,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    **defaults: Any,
+) -> None:
+    """Adds one flag for each field of a dataclass.
+
+    Args:
+        only: the fields to add; all but `skip` if absent.
+        defaults: fields whose default differs from the class's.
+    """
+    hints = typing.get_type_hints(settings)
+    fields = _fields(settings)
+    for name in fields if only is None else only:
+        if name in skip:
+            continue
+        default = defaults.get(name, fields[name].default)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=_destination(settings, name),
+            default=default,
+            help=_help(name, default),
+            **_reader(name, hints[name]),
+        )
+
+
+def build(settings: type[Settings], args: argparse.Namespace) -> Settings:
+    """Makes the dataclass from those of its fields that were added as flags."""
+    added = {name: _destination(settings, name) for name in _fields(settings)}
+    given = {name: getattr(args, where) for name, where in added.items() if hasattr(args, where)}
+    frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return settings(**frozen)
+
+
+def _destination(settings: type, name: str) -> str:
+    """The attribute that argparse sets; classes may have fields of one name, as seed."""
+    return f"{settings.__name__}.{name}"
+
+
+def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(settings)}
+
+
+def _reader(name: str, hint: Any) -> dict[str, Any]:
+    """How argparse reads a field of this type."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if hint == tuple[str, ...]:
+        return {"nargs": "+", "metavar": "NAME"}
+    plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
+    if plain not in (int, float, str):
+        raise TypeError(f"{name}: no flag for a field of type {hint}")
+    reader: Callable[[str], Any] = parse_size if name in SIZES else plain
+    return {"type": reader, "metavar": "SIZE" if name in SIZES else plain.__name__.upper()}
+
+
+def _help(name: str, default: Any) -> str:
+    text = HELP[name].replace("%", "%%")
+    if default is None or default == ():
+        return text
+    return f"{text} (default: {format_size(default) if name in SIZES else default})"

@@ -1,0 +1,49 @@
+"""The `jaxserve` command. Nothing heavy is imported before a subcommand runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import jaxserve
+from jaxserve.cli import chat, generate, pull, serve
+from jaxserve.errors import JaxserveError
+
+FAILED = 1
+INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the process's exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except JaxserveError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jaxserve", description="LLM serving on JAX/XLA.")
+    parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (serve, generate, chat, pull):
+        name = module.__name__.rpartition(".")[2]
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

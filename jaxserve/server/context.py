@@ -1,0 +1,62 @@
+"""What every handler needs, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+import jaxserve
+from jaxserve.config import ServerConfig
+from jaxserve.server.admission import Admission
+from jaxserve.server.errors import ApiError
+from jaxserve.server.responses import new_id
+
+if TYPE_CHECKING:
+    from jaxserve.engine.client import EngineClient
+
+
+@dataclass
+class Serving:
+    """One served model; `created` is when it was ready, in Unix seconds."""
+
+    client: EngineClient
+    config: ServerConfig
+    admission: Admission = field(default_factory=Admission)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use; the first is the one reported."""
+        return self.config.served_model_names or (self.client.model_name,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when the same request may give other tokens."""
+        identity = f"{jaxserve.__version__}/{self.client.model_name}"
+        return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+    def header(self, id_prefix: str) -> dict[str, Any]:
+        """The fields that an answer, or each chunk of a streamed one, begins with."""
+        return {
+            "id": new_id(id_prefix),
+            "created": int(time.time()),
+            "model": self.names[0],
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def check_model(self, name: str) -> None:
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"The model {name!r} does not exist; this server has {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+SERVING: web.AppKey[Serving] = web.AppKey("serving", Serving)

@@ -1,0 +1,131 @@
+"""Every failure in OpenAI's envelope: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A failure as the client sees it.
+
+    Args:
+        type: OpenAI's class of error, as invalid_request_error.
+        param: the request field at fault.
+        code: a word that programs can test, as model_not_found.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.type,
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+    def response(self) -> web.Response:
+        return web.Response(
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers=self.headers,
+        )
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Translates any exception; one that nobody foresaw is logged under an id that the client
+    can quote, and shows nothing of its inside."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            return ApiError(400, str(error), param=error.param)
+        case OverloadedError():
+            return ApiError(
+                429,
+                str(error),
+                type="rate_limit_error",
+                code="overloaded",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        case EngineDeadError():
+            return unavailable(str(error), "engine_dead")
+        case web.HTTPException():
+            return _from_http_exception(error)
+    error_id = f"err-{uuid.uuid4().hex[:12]}"
+    if isinstance(error, EngineError):
+        logger.error("%s: the engine failed a request: %s", error_id, error)
+        message = f"the engine failed this request: {error} (id {error_id})"
+    else:
+        logger.error("%s: unexpected error", error_id, exc_info=error)
+        message = f"internal error; the server's log has it under id {error_id}"
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(
+        503,
+        message,
+        type="server_error",
+        code=code,
+        headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+    )
+
+
+def _from_http_exception(error: web.HTTPException) -> ApiError:
+    match error:
+        case web.HTTPNotFound():
+            return ApiError(404, "no such path; see /v1/models", code="unknown_url")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return ApiError(
+                405,
+                f"{error.method} isn't allowed here; use {allowed}",
+                code="method_not_allowed",
+                headers={"Allow": allowed},
+            )
+        case web.HTTPRequestEntityTooLarge():
+            return ApiError(413, f"the request is too large: {error.text}", code="too_large")
+    return ApiError(error.status, error.reason)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answers with the envelope whatever a handler raises before it has sent anything."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # The client is gone: aiohttp closes the connection, and there is nobody to tell.
+    except Exception as error:
+        return as_api_error(error).response()

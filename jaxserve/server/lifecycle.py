@@ -1,0 +1,155 @@
+"""From settings to a listening server, and back to an empty process table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.engine.client import EngineClient
+from jaxserve.errors import ConfigError, EngineDeadError
+from jaxserve.server.app import create_app
+from jaxserve.server.context import SERVING, Serving
+
+logger = logging.getLogger(__name__)
+
+# Enough to write out what the handlers have ready once the engine is closed.
+FLUSH_SECONDS = 2.0
+BACKLOG = 1024
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """What SIGINT and SIGTERM ask for: once to stop in order, twice to stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def signal(self) -> None:
+        (self.urgent if self.asked.is_set() else self.asked).set()
+
+
+async def serve(
+    engine: EngineConfig, config: ServerConfig, announce: Callable[[str, str, float], None]
+) -> None:
+    """Serves until a signal, then lets running requests finish within `config.drain_timeout`.
+
+    Args:
+        announce: called once the server is ready, with its URL, the model's name and the seconds
+            it took.
+
+    Raises:
+        ConfigError: the address can't be bound.
+        EngineDeadError: the engine process died.
+    """
+    begin = time.monotonic()
+    # Bound first: a port in use shows before the model is loaded. Connections are refused until
+    # it listens.
+    with _bound_socket(config) as sock, _stop_on_signals() as stop:
+        starting = asyncio.create_task(EngineClient.start(engine))
+        await _any(starting, stop.asked.wait())
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return
+        client = starting.result()
+        app = create_app(client, config)
+        async with _listening(app, client, sock) as site:
+            announce(_url(sock), app[SERVING].names[0], time.monotonic() - begin)
+            died = await _until_stopped(app[SERVING], site, stop)
+        if died:
+            raise EngineDeadError("the engine process died; its own messages are above")
+
+
+async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
+    """Waits for a signal, then for running requests; returns whether the engine died instead."""
+    dead = asyncio.create_task(serving.client.wait_dead())
+    try:
+        await _any(dead, stop.asked.wait())
+        serving.admission.close()
+        await site.stop()
+        if not dead.done():
+            logger.info("stopping; %d requests in flight", serving.admission.in_flight)
+            idle = serving.admission.wait_idle()
+            await _any(dead, idle, stop.urgent.wait(), timeout=serving.config.drain_timeout)
+        return dead.done()
+    finally:
+        dead.cancel()
+
+
+@asynccontextmanager
+async def _listening(
+    app: web.Application, client: EngineClient, sock: socket.socket
+) -> AsyncIterator[web.BaseSite]:
+    runner = web.AppRunner(
+        app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
+    )
+    try:
+        await runner.setup()
+        site = web.SockSite(runner, sock, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"can't listen on {_url(sock)}: {error.strerror}") from None
+        yield site
+    finally:
+        # Closing the engine fails whatever still runs; the cleanup sends those errors out.
+        await client.close()
+        await runner.cleanup()
+
+
+def _bound_socket(config: ServerConfig) -> socket.socket:
+    address = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {address}: {error.strerror}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"can't listen on {address}: {error.strerror}; choose another --port or --host"
+        ) from None
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[Stop]:
+    stop, loop = Stop(), asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.signal)
+    try:
+        yield stop
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _any(*awaitables: Awaitable[Any], timeout: float | None = None) -> None:
+    """Returns when one of them has ended, or after `timeout` seconds. Leaves given tasks alone."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, awaitable in zip(tasks, awaitables, strict=True):
+            if task is not awaitable:
+                task.cancel()

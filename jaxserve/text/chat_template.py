@@ -1,0 +1,125 @@
+"""Chat templates: Jinja from the model's own files, in a sandbox, with Hugging Face's helpers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jaxserve.errors import InvalidRequestError
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+class ChatTemplate:
+    """The templates of one model.
+
+    Args:
+        sources: Jinja by name; most models have DEFAULT alone. Empty: the model has none.
+        special_tokens: what templates may name, as bos_token and eos_token.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as the model's prompt text.
+
+        Args:
+            kwargs: passed on to the template (documents, enable_thinking, ...).
+
+        Raises:
+            InvalidRequestError: the model has no template, or its template refuses the messages.
+        """
+        source = self._source(tools)
+        try:
+            return _compile(source).render(
+                **self._special_tokens
+                | {"documents": None}
+                | kwargs
+                | {
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except InvalidRequestError:
+            raise
+        except Exception as error:  # a template is a program: these messages made it fail
+            raise InvalidRequestError(
+                f"the model's chat template can't render these messages: {error}", "messages"
+            ) from error
+
+    def _source(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if tools and TOOL_USE in self._sources:
+            return self._sources[TOOL_USE]
+        if DEFAULT not in self._sources:
+            raise InvalidRequestError(
+                "this model has no chat template: send a plain prompt to /v1/completions instead",
+                "messages",
+            )
+        return self._sources[DEFAULT]
+
+
+class _Generation(Extension):
+    """Takes {% generation %} ... {% endgeneration %} (marks for training) for its body alone."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    environment.globals |= helpers
+    return environment.from_string(source)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes <, > and & for HTML, which would reach the model.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise InvalidRequestError(f"the model's chat template says: {message}", "messages")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,192 @@
+"""Tokenizer: text to ids and back, and chat templates, from a model's own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from checkpoints.gguf_header import GGUFHeader, read_header
+from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.text.chat_template import DEFAULT, ChatTemplate
+from jaxserve.text.gguf_vocab import build_backend
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character to byte of byte-level BPE: printable Latin-1 stands for itself, the other bytes
+    for U+0100 on, in order (GPT-2's encoder)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    alphabet = {chr(b): b for b in printable}
+    return alphabet | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to share among threads.
+
+    Args:
+        backend: does the work.
+        eos_token_ids: ids that end an output, most usual first.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: ChatTemplate,
+        bos_token_id: int | None,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(
+            i for i, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        framed: list[int] = backend.encode("", add_special_tokens=True).ids
+        self._adds_bos = bos_token_id is not None and framed[:1] == [bos_token_id]
+        self._chat_template = chat_template
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Special tokens written out in it become their ids.
+
+        Args:
+            add_special_tokens: put BOS (and EOS) around it where the model's files say so; a text
+                that begins with BOS gets no second one.
+        """
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
+            del ids[0]
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids; invalid UTF-8 becomes U+FFFD, and unknown ids nothing."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for (byte-level vocabularies only); b"" for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._look_up(token_id)
+        return known
+
+    def _look_up(self, token_id: int) -> bytes:
+        piece = self.backend.id_to_token(token_id) if token_id >= 0 else None
+        if piece is None:
+            return b""
+        values = [_BYTES.get(c) for c in piece]
+        # Added tokens are plain text; one with a space or the like is outside the alphabet.
+        return bytes(v for v in values if v is not None) if None not in values else piece.encode()
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as prompt text. Encode it with add_special_tokens=False: templates
+        write the special tokens themselves.
+
+        Raises:
+            InvalidRequestError: the model has no template, or its template refuses the messages.
+        """
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
+        )
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads the tokenizer of a GGUF file or of a Hugging Face folder.
+
+    Raises:
+        ModelNotFoundError: nothing is there, or a folder without tokenizer.json.
+        UnsupportedModelError: a kind of vocabulary that isn't implemented.
+        CheckpointError: the files are damaged.
+    """
+    return _from_folder(path) if path.is_dir() else _from_gguf(read_header(path))
+
+
+def _from_gguf(header: GGUFHeader) -> Tokenizer:
+    backend = build_backend(header)
+    key = "tokenizer.chat_template"
+    sources = {DEFAULT: header.require(key, str)} if key in header.metadata else {}
+    for name in header.get("tokenizer.chat_templates", list, []):
+        sources[name] = header.require(f"{key}.{name}", str)
+    tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special_tokens = {
+        f"{short}_token": tokens[token_id]
+        for short, name in names.items()
+        if (token_id := header.token_id(name)) is not None
+    }
+    return Tokenizer(
+        backend,
+        ChatTemplate(sources, special_tokens),
+        header.token_id("bos"),
+        _unique([header.token_id("eos"), header.token_id("eot")]),
+    )
+
+
+def _from_folder(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise CheckpointError(f"{file}: damaged ({error})") from None
+    # Left from training: they would cut or pad prompts.
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read_json(path / "tokenizer_config.json")
+    special_tokens = {}
+    for kind in ("bos", "eos", "unk", "pad"):
+        token = config.get(f"{kind}_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            special_tokens[f"{kind}_token"] = content
+    ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
+    generation = _read_json(path / "generation_config.json").get("eos_token_id")
+    more = generation if isinstance(generation, list) else [generation]
+    return Tokenizer(
+        backend,
+        ChatTemplate(_folder_templates(path, config), special_tokens),
+        ids.get("bos_token"),
+        _unique([ids.get("eos_token"), *more]),
+    )
+
+
+def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Every place a folder may keep them; a file of its own wins over tokenizer_config.json."""
+    stored = config.get("chat_template")
+    if isinstance(stored, list):
+        sources = {entry["name"]: entry["template"] for entry in stored}
+    else:
+        sources = {DEFAULT: stored} if isinstance(stored, str) else {}
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        sources[file.stem] = file.read_text(encoding="utf-8")
+    if (path / "chat_template.jinja").exists():
+        sources[DEFAULT] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    return sources
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
+
+
+def _unique(ids: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(i for i in ids if i is not None))

@@ -1,0 +1,136 @@
+"""The offline engine on a tiny random Llama: tokens as transformers gives them, under any load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.llm import LLM
+from jaxserve.errors import ConfigError, InvalidRequestError
+from jaxserve.sampling.params import SamplingParams
+
+SETTINGS = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 32,
+    "kv_cache_memory": 2**20,
+    "forbid_compile": True,
+}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    llm = LLM(str(tiny_llama), progress=False, **SETTINGS)
+    yield llm
+    assert llm.core.compiles == 0
+    llm.core.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_llama_golden: dict[str, Any]) -> list[list[int]]:
+    names = sorted(n for n in tiny_llama_golden if n.startswith("prompt_"))
+    return [tiny_llama_golden[n].tolist() for n in names]
+
+
+def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **settings)
+
+
+def tokens(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, ...]]:
+    return [done.outputs[0].token_ids for done in llm.generate(prompts, params)]
+
+
+def test_greedy_tokens_are_those_of_transformers(
+    llm: LLM, prompts: list[list[int]], tiny_llama_golden: dict[str, Any]
+) -> None:
+    expected = [tuple(tiny_llama_golden[f"greedy_{i}"].tolist()) for i in range(len(prompts))]
+    assert tokens(llm, prompts, greedy()) == expected
+
+
+def test_a_seeded_request_draws_the_same_alone_and_in_company(
+    llm: LLM, prompts: list[list[int]]
+) -> None:
+    several = [prompts[i % len(prompts)] for i in range(20)]
+    params = [
+        SamplingParams(temperature=1.0, top_p=0.95, seed=i, max_tokens=5 + i, ignore_eos=True)
+        for i in range(20)
+    ]
+    together = tokens(llm, several, params)
+    alone = [tokens(llm, [p], s)[0] for p, s in zip(several, params, strict=True)]
+    assert together == alone
+    assert len(set(together)) > 15
+
+
+def test_overlap_and_the_plain_loop_give_the_same(
+    tiny_llama: Path, llm: LLM, prompts: list[list[int]]
+) -> None:
+    plain = LLM(str(tiny_llama), progress=False, overlap=False, **SETTINGS)
+    assert tokens(plain, prompts, greedy()) == tokens(llm, prompts, greedy())
+    plain.core.close()
+
+
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
+    tiny_llama: Path, llm: LLM, prompts: list[list[int]]
+) -> None:
+    several = [prompts[i % len(prompts)] for i in range(12)]
+    expected = tokens(llm, several, greedy(24))
+    bytes_a_block = 2**20 // llm.core.ready.num_blocks
+    settings = {**SETTINGS, "kv_cache_memory": 12 * bytes_a_block}
+    small = LLM(str(tiny_llama), progress=False, **settings)
+    assert tokens(small, several, greedy(24)) == expected
+    assert small.core.stats.preemptions > 0
+    small.core.close()
+
+
+def test_a_warm_prefix_cache_changes_nothing(llm: LLM, prompts: list[list[int]]) -> None:
+    prompt = max(prompts, key=len)
+    assert tokens(llm, [prompt], greedy()) == tokens(llm, [prompt], greedy())
+
+
+def test_stop_ids_and_strings_end_the_text(llm: LLM, prompts: list[list[int]]) -> None:
+    whole = llm.generate(prompts[0], greedy())[0].outputs[0]
+    stop_id = whole.token_ids[5]
+    cut = llm.generate(prompts[0], greedy(stop_token_ids=(stop_id,)))[0].outputs[0]
+    first = whole.token_ids.index(stop_id)
+    assert cut.token_ids == whole.token_ids[: first + 1]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop_id)
+    stop_text = whole.text[3:5]
+    cut = llm.generate(prompts[0], greedy(stop=(stop_text,)))[0].outputs[0]
+    assert cut.text == whole.text[: whole.text.index(stop_text)]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop_text)
+
+
+def test_max_tokens_none_runs_to_the_context_limit(llm: LLM) -> None:
+    limit = llm.core.ready.max_model_len
+    prompt = [65] * (limit - 3)
+    done = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))[0]
+    assert len(done.outputs[0].token_ids) == 3
+    assert done.outputs[0].finish_reason == "length"
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    done = llm.chat([{"role": "user", "content": "hi"}], greedy(2))[0]
+    text = llm.tokenizer.decode(list(done.prompt_token_ids), skip_special_tokens=False)
+    assert text == "<s>user: hi\nassistant: "
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "empty"), ([], "empty"), ([272], "272"), ([-1], "-1"), ([65] * 100_000, "at most")],
+)
+def test_bad_prompts_are_refused_before_anything_runs(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate([prompt], greedy())
+    assert not llm.core.has_work
+
+
+def test_a_pool_without_a_block_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory"):
+        LLM(str(tiny_llama), progress=False, kv_cache_memory=100)
+
+
+def test_unknown_settings_are_refused(tiny_llama: Path) -> None:
+    with pytest.raises(TypeError, match="no setting max_len"):
+        LLM(str(tiny_llama), max_len=5)

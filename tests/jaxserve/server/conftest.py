@@ -1,0 +1,149 @@
+"""A real server as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+READY_SECONDS = 300
+EXIT_SECONDS = 60
+READY_LINE = re.compile(
+    r"ready: (?P<url>http://\S+) serving (?P<model>\S+) \(start-up [\d.]+ s\)\n"
+)
+
+
+def jaxserve_command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "jaxserve.cli.main", *words]
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids of the process's descendants."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *children_of(child)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+@dataclass
+class ServerProcess:
+    """`jaxserve serve` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    stderr: IO[str]
+    url: str = ""
+    model: str = ""
+    example: str = ""
+    family: list[int] = field(default_factory=list)
+
+    @classmethod
+    def launch(cls, *flags: str) -> ServerProcess:
+        stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        command = jaxserve_command("serve", "--port", "0", *flags)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        return cls(process, stderr)
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        watchdog = signal.signal(signal.SIGALRM, _too_slow)
+        signal.alarm(READY_SECONDS)
+        try:
+            line, self.example = (self.process.stdout.readline() for _ in range(2))
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, watchdog)
+        ready = READY_LINE.fullmatch(line)
+        assert ready, f"no ready line but {line!r}; stderr:\n{self.errors()}"
+        self.url, self.model = ready["url"], ready["model"]
+        self.find_family()
+
+    def find_family(self) -> list[int]:
+        """Pids of the processes that it has started so far."""
+        self.family = children_of(self.process.pid)
+        return self.family
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine is the child that holds the model."""
+        return max(self.family, key=resident_pages)
+
+    def errors(self) -> str:
+        self.stderr.seek(0)
+        return self.stderr.read()
+
+    def wait(self) -> int:
+        """The exit code, once it and all it started have ended."""
+        code = self.process.wait(EXIT_SECONDS)
+        deadline = time.monotonic() + EXIT_SECONDS
+        while any(map(alive, self.family)):
+            assert time.monotonic() < deadline, f"left behind: {self.family}"
+            time.sleep(0.05)
+        return code
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for pid in filter(alive, self.family):
+            os.kill(pid, signal.SIGKILL)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.stderr.close()
+
+
+def _too_slow(*_: object) -> None:
+    raise TimeoutError(f"the server wasn't ready within {READY_SECONDS} s")
+
+
+@pytest.fixture(scope="session")
+def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
+    """One server that tests share; they leave it as they found it."""
+    shared = ServerProcess.launch(*small_engine)
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
+
+
+@pytest.fixture
+def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers that a test may kill."""
+    started: list[ServerProcess] = []
+
+    def start(*flags: str, wait: bool = True) -> ServerProcess:
+        started.append(ServerProcess.launch(*small_engine, *flags))
+        if wait:
+            started[-1].wait_ready()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()

@@ -1,0 +1,148 @@
+"""Errors that need no engine, over real HTTP: each in OpenAI's envelope."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from jaxserve.config import ServerConfig
+from jaxserve.engine.client import EngineClient
+from jaxserve.server.app import create_app
+from jaxserve.server.context import SERVING
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[TestClient[Any, Any]]:
+    no_engine = cast(EngineClient, None)  # all of these are refused before one is needed
+    config = ServerConfig(served_model_names=("m", "org/m"), max_body_bytes=1000)
+    async with TestClient(TestServer(create_app(no_engine, config))) as client:
+        yield client
+
+
+async def error_of(response: ClientResponse) -> dict[str, Any]:
+    assert response.content_type == "application/json"
+    body = await response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/x"])
+async def test_unknown_path(http: TestClient[Any, Any], path: str) -> None:
+    response = await http.post(path, json={})
+    assert response.status == 404
+    assert (await error_of(response))["code"] == "unknown_url"
+
+
+async def test_wrong_method(http: TestClient[Any, Any]) -> None:
+    response = await http.get(CHAT)
+    assert response.status == 405
+    assert response.headers["Allow"] == "POST"
+    assert "POST" in (await error_of(response))["message"]
+
+
+async def test_too_large_a_body(http: TestClient[Any, Any]) -> None:
+    response = await http.post(TEXT, json={"model": "m", "prompt": "x" * 2000})
+    assert response.status == 413
+    await error_of(response)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"model": "m"} x',
+        b'{"model": NaN}',
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b"[1]",
+        b"null",
+        b"[" * 900,
+    ],
+)
+async def test_malformed_json(http: TestClient[Any, Any], data: bytes) -> None:
+    response = await http.post(CHAT, data=data, headers={"Content-Type": "application/json"})
+    assert response.status == 400
+    assert (await error_of(response))["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+async def test_wrong_content_type(http: TestClient[Any, Any], kind: str) -> None:
+    response = await http.post(CHAT, data=b"{}", headers={"Content-Type": kind})
+    assert response.status == 415
+    assert kind in (await error_of(response))["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"model": "gpt-9", "messages": [{"role": "user", "content": "x"}]}),
+        (TEXT, {"model": "gpt-9", "prompt": "x"}),
+    ],
+)
+async def test_unknown_model(http: TestClient[Any, Any], path: str, body: Any) -> None:
+    response = await http.post(path, json=body)
+    assert response.status == 404
+    error = await error_of(response)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+async def test_unknown_model_by_path(http: TestClient[Any, Any]) -> None:
+    response = await http.get("/v1/models/org/other")
+    assert response.status == 404
+    assert (await error_of(response))["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"model": "m", "messages": []}, "messages"),
+        (CHAT, {"model": "m"}, "messages"),
+        (TEXT, {"model": "m", "prompt": "x", "max_tokens": 0}, "max_tokens"),
+        (TEXT, {"model": "m", "prompt": "x", "temperature": 3}, "temperature"),
+        (TEXT, {"model": "m", "prompt": "x", "echo": True}, "echo"),
+        (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, "suffix"),
+        (TEXT, {"model": "m", "prompt": ["x"] * 129}, "prompt"),
+    ],
+)
+async def test_bad_fields(http: TestClient[Any, Any], path: str, body: Any, param: str) -> None:
+    response = await http.post(path, json=body)
+    assert response.status == 400
+    error = await error_of(response)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+async def test_an_unforeseen_failure_shows_only_an_id(
+    http: TestClient[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # No engine is there, so a good request fails in a way that no handler expects.
+    response = await http.post(TEXT, json={"model": "m", "prompt": "x"})
+    assert response.status == 500
+    error = await error_of(response)
+    assert "NoneType" not in error["message"]
+    (record,) = [r for r in caplog.records if r.name == "jaxserve.server.errors"]
+    error_id = error["message"].rpartition(" ")[2]
+    assert error_id.startswith("err-")
+    assert record.getMessage().startswith(error_id)
+    assert record.exc_info is not None
+
+
+async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
+    assert (await http.get("/version")).status == 200
+    assert http.server is not None
+    http.server.app[SERVING].admission.close()
+    response = await http.get("/version")
+    assert response.status == 503
+    assert response.headers["Connection"] == "close"
+    assert "Retry-After" in response.headers
+    assert (await error_of(response))["code"] == "shutting_down"

@@ -1,0 +1,166 @@
+"""Clients that leave, engines that die, servers that are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# Runs on until something ends it, as far as these tests can wait.
+LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+# A hang guard, not a measurement.
+LIMIT = aiohttp.ClientTimeout(total=120)
+
+
+def completions(server: Any) -> str:
+    return f"{server.url}/v1/completions"
+
+
+async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    """Parsed events of a stream; "[DONE]" as itself."""
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            data = line.removeprefix(b"data: ").strip()
+            yield "[DONE]" if data == b"[DONE]" else json.loads(data)
+
+
+async def finish_short(http: aiohttp.ClientSession, server: Any) -> None:
+    async with http.post(completions(server), json={"model": server.model, **SHORT}) as response:
+        assert response.status == 200
+        assert (await response.json())["usage"]["completion_tokens"] == 4
+
+
+def test_the_example_of_the_ready_line_works(server: Any) -> None:
+    if not shutil.which("curl"):
+        pytest.skip("no curl here")
+    done = subprocess.run(
+        server.example, shell=True, capture_output=True, check=True, timeout=120, text=True
+    )
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+async def test_health_and_version(server: Any) -> None:
+    async with aiohttp.ClientSession(server.url) as http:
+        async with http.get("/health") as response:
+            assert response.status == 200
+        async with http.get("/version") as response:
+            assert (await response.json())["version"]
+
+
+async def test_a_client_that_leaves_frees_its_place(
+    start_server: Callable[..., Any],
+) -> None:
+    # One sequence at a time: while one runs, the next waits, for longer than LIMIT.
+    one_long = ("--max-num-seqs", "1", "--max-model-len", "8192", "--kv-cache-memory", "512MiB")
+    server = start_server(*one_long)
+    body = {"model": server.model, **LONG, "max_tokens": 8000}
+    async with aiohttp.ClientSession(timeout=LIMIT) as http:
+        async with http.post(completions(server), json=body | {"stream": True}) as response:
+            await anext(events_of(response))
+            response.close()
+        await finish_short(http, server)
+
+        whole = asyncio.create_task(http.post(completions(server), json=body))
+        await asyncio.sleep(1)
+        assert not whole.done()
+        whole.cancel()
+        await finish_short(http, server)
+
+        batch = body | {"prompt": ["One", "Two", "Three"], "stream": True}
+        async with http.post(completions(server), json=batch) as response:
+            await anext(events_of(response))
+            response.close()
+        await finish_short(http, server)
+
+
+async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": server.model, "stream": True, **LONG}).encode()
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
+    await writer.drain()
+    try:
+        async with aiohttp.ClientSession(timeout=LIMIT) as http:
+            await asyncio.gather(*(finish_short(http, server) for _ in range(4)))
+    finally:
+        writer.close()
+
+
+def test_a_stop_while_starting_leaves_no_process(start_server: Callable[..., Any]) -> None:
+    server = start_server(wait=False)
+    while not server.find_family():
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.errors()
+
+
+async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., Any]) -> None:
+    server = start_server()
+    body = {"model": server.model, **LONG, "max_tokens": 40, "stream": True}
+    async with (
+        aiohttp.ClientSession(timeout=LIMIT) as http,
+        http.post(completions(server), json=body) as response,
+    ):
+        stream = events_of(response)
+        await anext(stream)
+        server.process.send_signal(signal.SIGTERM)
+        events = [event async for event in stream]
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert await asyncio.to_thread(server.wait) == 0
+
+
+async def test_what_outlasts_the_grace_gets_an_error(start_server: Callable[..., Any]) -> None:
+    server = start_server("--drain-timeout", "0.5")
+    body = {"model": server.model, **LONG}
+    async with aiohttp.ClientSession(timeout=LIMIT) as http:
+        whole = asyncio.create_task(http.post(completions(server), json=body))
+        async with http.post(completions(server), json=body | {"stream": True}) as response:
+            stream = events_of(response)
+            await anext(stream)
+            server.process.send_signal(signal.SIGINT)
+            events = [event async for event in stream]
+        assert events[-1]["error"]["message"]
+        refused = await whole
+        assert refused.status == 503
+        assert (await refused.json())["error"]["code"] == "engine_dead"
+    assert await asyncio.to_thread(server.wait) == 0
+    assert "Traceback" not in server.errors()
+
+
+async def test_a_dead_engine_fails_what_runs_and_ends_the_server(
+    start_server: Callable[..., Any],
+) -> None:
+    server = start_server()
+    body = {"model": server.model, **LONG}
+    async with aiohttp.ClientSession(timeout=LIMIT) as http:
+        whole = asyncio.create_task(http.post(completions(server), json=body))
+        async with http.post(completions(server), json=body | {"stream": True}) as response:
+            stream = events_of(response)
+            await anext(stream)
+            os.kill(server.engine_pid, signal.SIGKILL)
+            events = [event async for event in stream]
+        assert events[-1]["error"]["code"] == "engine_dead"
+        failed = await whole
+        assert failed.status == 503
+        assert (await failed.json())["error"]["code"] == "engine_dead"
+    assert await asyncio.to_thread(server.wait) == 1
+    assert "jaxserve: the engine process died" in server.errors()
+    assert "Traceback" not in server.errors()

@@ -1,0 +1,299 @@
+"""Every field of the API is honoured, accepted as harmless, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.bodies import parse
+from jaxserve.server.chat import template_message
+from jaxserve.server.requests import (
+    CHAT_UNSUPPORTED,
+    COMPLETION_UNSUPPORTED,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "m", "prompt": "hi"}
+
+
+def parse_chat(**fields: Any) -> ChatCompletionRequest:
+    return parse(CHAT | fields, ChatCompletionRequest, CHAT_UNSUPPORTED)
+
+
+def parse_text(**fields: Any) -> CompletionRequest:
+    return parse(TEXT | fields, CompletionRequest, COMPLETION_UNSUPPORTED)
+
+
+# Fields of the request types in openai-python 3.57.
+OPENAI_CHAT_FIELDS = [
+    "audio",
+    "frequency_penalty",
+    "function_call",
+    "functions",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "metadata",
+    "modalities",
+    "model",
+    "moderation",
+    "n",
+    "parallel_tool_calls",
+    "prediction",
+    "presence_penalty",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "response_format",
+    "safety_identifier",
+    "seed",
+    "service_tier",
+    "stop",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "user",
+    "verbosity",
+    "web_search_options",
+]
+OPENAI_COMPLETION_FIELDS = [
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "model",
+    "n",
+    "presence_penalty",
+    "prompt",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "top_p",
+    "user",
+]
+
+
+def test_every_openai_field_is_known() -> None:
+    chat = set(ChatCompletionRequest.__struct_fields__) | set(CHAT_UNSUPPORTED)
+    assert set(OPENAI_CHAT_FIELDS) <= chat
+    text = set(CompletionRequest.__struct_fields__) | set(COMPLETION_UNSUPPORTED)
+    assert set(OPENAI_COMPLETION_FIELDS) <= text
+
+
+def test_a_field_is_honoured_or_refused_never_both() -> None:
+    assert not set(ChatCompletionRequest.__struct_fields__) & set(CHAT_UNSUPPORTED)
+    assert not set(CompletionRequest.__struct_fields__) & set(COMPLETION_UNSUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 1),
+        ("logprobs", False),
+        ("logprobs", None),
+        ("presence_penalty", 0),
+        ("frequency_penalty", 0.0),
+        ("tools", []),
+        ("tools", None),
+        ("tool_choice", "auto"),
+        ("parallel_tool_calls", True),
+        ("user", "u-1"),
+        ("metadata", {"team": "a"}),
+        ("store", False),
+        ("response_format", {"type": "text"}),
+        ("logit_bias", {}),
+        ("service_tier", "auto"),
+        ("echo", False),
+        ("temperature", None),
+        ("stop", None),
+    ],
+)
+def test_values_that_ask_for_nothing_are_accepted(field: str, value: Any) -> None:
+    parse_chat(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("logprobs", True),
+        ("top_logprobs", 5),
+        ("presence_penalty", 0.5),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 1}),
+        ("store", True),
+        ("audio", {"voice": "x"}),
+        ("reasoning_effort", "high"),
+        ("guided_json", {}),
+        ("priority", 3),
+        ("frobnicate", 1),
+    ],
+)
+def test_values_that_ask_for_more_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as raised:
+        parse_chat(**{field: value})
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 3}, "model"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stream": True, "stream_options": {"include": True}}, "stream_options.include"),
+    ],
+)
+def test_wrong_types_name_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(**fields)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize("field", ["model", "messages"])
+def test_a_missing_field_is_named(field: str) -> None:
+    body = {name: value for name, value in CHAT.items() if name != field}
+    with pytest.raises(InvalidRequestError, match=f"you must provide {field}") as raised:
+        parse(body, ChatCompletionRequest, CHAT_UNSUPPORTED)
+    assert raised.value.param == field
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert parse_chat(max_tokens=5, max_completion_tokens=7).to_sampling_params().max_tokens == 7
+    assert parse_chat(max_tokens=5).to_sampling_params().max_tokens == 5
+    assert parse_chat().to_sampling_params().max_tokens is None
+    assert parse_text().to_sampling_params().max_tokens == 16
+    assert parse_text(max_tokens=3).to_sampling_params().max_tokens == 3
+
+
+def test_a_bad_limit_is_named_as_the_client_spelled_it() -> None:
+    for fields, param in (
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 4, "temperature": 9}, "temperature"),
+    ):
+        body = parse_chat(**fields)
+        with pytest.raises(InvalidRequestError) as raised, body.errors_in_its_words():
+            body.to_sampling_params()
+        assert raised.value.param == param
+        assert str(raised.value).startswith(f"{param} must be")
+
+
+def test_sampling_fields_reach_the_sampler() -> None:
+    params = parse_chat(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        seed=11,
+        stop="x",
+        stop_token_ids=[4],
+        ignore_eos=True,
+        skip_special_tokens=False,
+    ).to_sampling_params()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0, 0.5, 3, 0.1)
+    assert (params.seed, params.stop, params.stop_token_ids) == (11, ("x",), (4,))
+    assert params.ignore_eos
+    assert not params.skip_special_tokens
+
+
+def test_stream_options_need_stream() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(stream_options={"include_usage": True}).check_stream_options()
+    assert raised.value.param == "stream_options"
+    streamed = parse_chat(stream=True, stream_options={"include_usage": True})
+    streamed.check_stream_options()
+    assert streamed.include_usage
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(stream=True, stream_options={"include_obfuscation": True}).check_stream_options()
+    assert raised.value.param == "stream_options.include_obfuscation"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hi", ["hi"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_prompt_forms(prompt: Any, prompts: list[Any]) -> None:
+    assert parse_text(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [["a"]], [True], {"text": "a"}, None])
+def test_other_prompt_forms_are_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_text(prompt=prompt).prompts()
+    assert raised.value.param is not None
+    assert raised.value.param.startswith("prompt")
+
+
+def test_messages_become_the_templates() -> None:
+    text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template_message({"role": "user", "content": text}, "messages[0]") == {
+        "role": "user",
+        "content": "a\nb",
+    }
+    assert template_message({"role": "developer", "content": "x", "name": "n"}, "") == {
+        "role": "system",
+        "content": "x",
+        "name": "n",
+    }
+
+
+def test_an_answer_can_be_sent_back_as_a_message() -> None:
+    from openai.types.chat import ChatCompletionMessage
+
+    answer = ChatCompletionMessage(role="assistant", content="Paris.").model_dump()
+    assert template_message(answer, "messages[1]") == {"role": "assistant", "content": "Paris."}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": "x", "colour": 1}, "messages[0].colour"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0]",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"text": "a"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": ["a"]}, "messages[0].content[0]"),
+    ],
+)
+def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        template_message(message, "messages[0]")
+    assert raised.value.param == param

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.detokenizer import Detokenizer
+from jaxserve.text.tokenizer import Tokenizer
+
+VOCAB = 400
+REPLACEMENT = "\ufffd"
+
+id_lists = st.lists(st.integers(0, VOCAB + 5), max_size=40)
+cuts = st.lists(st.integers(1, 5), max_size=60)
+
+
+def chunks(ids: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
+    out, at = [], 0
+    for size in sizes:
+        out.append(ids[at : at + size])
+        at += size
+    return [c for c in [*out, ids[at:]] if c]
+
+
+def stream(
+    tokenizer: Tokenizer, parts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[CompletionDelta]:
+    """All parts, then the end by length."""
+    detokenizer = Detokenizer(tokenizer, params)
+    return [*(detokenizer.add(part) for part in parts), detokenizer.add((), "length")]
+
+
+def whole(deltas: Sequence[CompletionDelta]) -> tuple[str, tuple[int, ...], object, object]:
+    """What a client puts together; exactly one delta ends the choice."""
+    (last,) = [d for d in deltas if d.finish_reason is not None]
+    ids = tuple(i for d in deltas for i in d.token_ids)
+    return "".join(d.text for d in deltas), ids, last.finish_reason, last.stop_reason
+
+
+def cut_at_first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The definition: read on until some stop string is complete, and cut before the longest."""
+    for end in range(1, len(text) + 1):
+        complete = [s for s in stop if text[:end].endswith(s)]
+        if complete:
+            longest = max(complete, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@given(id_lists, cuts, st.booleans())
+@example([0xE6], [], False)
+def test_any_chunking_gives_the_text_of_decode(
+    byte_level: Tokenizer, ids: list[int], sizes: list[int], skip: bool
+) -> None:
+    params = SamplingParams(skip_special_tokens=skip)
+    text, out, reason, _ = whole(stream(byte_level, chunks(ids, sizes), params))
+    assert text == byte_level.decode(ids, skip_special_tokens=skip)
+    assert (out, reason) == (tuple(ids), "length")
+
+
+@given(st.text(st.sampled_from("the cats 東京🚀é\n"), max_size=30), cuts)
+def test_byte_fallback_gives_the_text_of_decode(
+    byte_fallback: Tokenizer, text: str, sizes: list[int]
+) -> None:
+    ids = byte_fallback.encode(text)
+    deltas = stream(byte_fallback, chunks(ids, sizes), SamplingParams())
+    assert whole(deltas)[0] == byte_fallback.decode(ids)
+    assert not any(REPLACEMENT in d.text for d in deltas)
+
+
+@given(st.lists(st.integers(0, 268), max_size=40), cuts)
+def test_byte_fallback_does_not_depend_on_chunks(
+    byte_fallback: Tokenizer, ids: list[int], sizes: list[int]
+) -> None:
+    params = SamplingParams(stop=("t", "\ufffd\ufffd"))
+    apart = stream(byte_fallback, chunks(ids, sizes), params)
+    assert whole(apart) == whole(stream(byte_fallback, [ids], params))
+
+
+@given(
+    st.lists(st.sampled_from([*"abc", "東"]), max_size=30).map("".join),
+    st.lists(st.text("abc東", min_size=1, max_size=4), min_size=1, max_size=4),
+    cuts,
+)
+@example("aab", ["ab"], [1, 1, 1])
+@example("abcabd", ["abd"], [1, 1, 1, 1, 1, 1])
+@example("abc", ["c", "bc", "abc"], [])
+def test_stop_strings_equal_their_definition(
+    byte_level: Tokenizer, text: str, stop: list[str], sizes: list[int]
+) -> None:
+    ids = [i for c in text for i in byte_level.encode(c)]
+    params = SamplingParams(stop=tuple(stop))
+    deltas = stream(byte_level, chunks(ids, sizes), params)
+    got, out, reason, stop_reason = whole(deltas)
+    expected, matched = cut_at_first_stop(text, stop)
+    assert (got, stop_reason) == (expected, matched)
+    assert reason == ("length" if matched is None else "stop")
+    assert out == tuple(ids[: len(out)])
+    if matched is None:
+        assert len(out) == len(ids)
+    else:  # ids end with the token that completed the stop string
+        assert byte_level.decode(out).startswith(expected + matched)
+        assert not byte_level.decode(out[:-1]).startswith(expected + matched)
+
+
+def test_a_split_character_is_held_back(byte_level: Tokenizer) -> None:
+    first, *rest = byte_level.encode("🦜")  # not in the training text
+    assert rest
+    detokenizer = Detokenizer(byte_level, SamplingParams())
+    assert detokenizer.add([first]).text == ""
+    assert detokenizer.add(rest).text == "🦜"
+    assert detokenizer.add([first]).text == ""
+    assert detokenizer.add((), "length").text == REPLACEMENT
+
+
+def test_text_is_held_back_only_while_it_can_match(byte_level: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_level, SamplingParams(stop=("xyz",)))
+    texts = [detokenizer.add(byte_level.encode(c)).text for c in "axybxy"]
+    assert texts == ["a", "", "", "xyb", "", ""]
+    assert detokenizer.add((), "length").text == "xy"
+
+
+def test_ids_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:
+    ids = [byte_level.encode(c)[0] for c in "abcd"]
+    detokenizer = Detokenizer(byte_level, SamplingParams(stop=("b",)), index=2)
+    delta = detokenizer.add(ids, "length")
+    assert delta == CompletionDelta(2, "a", tuple(ids[:2]), "stop", "b")
+    assert detokenizer.finished
+    assert detokenizer.add(ids) == CompletionDelta(2, "")
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_token_that_ended_it_is_not_shown(byte_level: Tokenizer, skip: bool) -> None:
+    a, b = byte_level.encode("a")[0], byte_level.encode("b")[0]
+    params = SamplingParams(skip_special_tokens=skip, stop_token_ids=(b,))
+    eos = Detokenizer(byte_level, params).add([a, 0], "stop")
+    assert eos == CompletionDelta(0, "a", (a, 0), "stop", None)
+    stop = Detokenizer(byte_level, params).add([a, b], "stop", b)
+    assert stop == CompletionDelta(0, "a", (a, b), "stop", b)
+
+
+def test_special_tokens_show_when_asked(byte_level: Tokenizer) -> None:
+    a = byte_level.encode("a")[0]
+    for skip, text in ((True, "aa"), (False, "a<|user|>a")):
+        detokenizer = Detokenizer(byte_level, SamplingParams(skip_special_tokens=skip))
+        assert detokenizer.add([a, 1, a], "length").text == text
+
+
+def test_the_window_stays_short(byte_fallback: Tokenizer) -> None:
+    """Endless invalid bytes are let go in bounded time, not kept until the end."""
+    detokenizer = Detokenizer(byte_fallback, SamplingParams())
+    invalid = 3 + 0xFF
+    for _ in range(50):
+        assert detokenizer.add([invalid] * 4).text

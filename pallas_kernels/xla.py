@@ -40,24 +40,14 @@ class _Softmax(NamedTuple):
             jnp.zeros(shape, jnp.float32),
         )
 
-    def merge(self, other: _Softmax) -> _Softmax:
-        top = jnp.maximum(self.top, other.top)
-        a, b = jnp.exp(self.top - top), jnp.exp(other.top - top)
-        return _Softmax(
-            top,
-            self.total * a + other.total * b,
-            self.values * a[..., None] + other.values * b[..., None],
-        )
-
     def result(self, sinks: jax.Array | None) -> jax.Array:
-        """The weighted mean of the values; zeros where no key was seen. sinks: [...] logits."""
-        state = self
-        if sinks is not None:
-            sinks = jnp.broadcast_to(sinks, self.top.shape)
-            state = self.merge(_Softmax(sinks, jnp.ones_like(sinks), jnp.zeros_like(self.values)))
-        return jnp.where(
-            self.total[..., None] > 0, state.values / jnp.maximum(state.total, 1e-30)[..., None], 0
-        )
+        """The weighted mean of the values. sinks: [...] logits with no value."""
+        if sinks is None:
+            return self.values / self.total[..., None]
+        top = jnp.maximum(self.top, sinks)
+        decay = jnp.exp(self.top - top)
+        total = self.total * decay + jnp.exp(sinks - top)
+        return self.values * (decay / total)[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,48 +122,28 @@ def paged_attention(
 
 
 def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
-    """The rows of sequences that have one query token; zeros elsewhere.
-
-    Each context is cut in two by its own length, and two loops take a half each: XLA runs loops
-    that don't depend on each other at the same time.
-    """
+    """The rows of sequences that have one query token; zeros elsewhere."""
     piece = problem.piece_size(DECODE_PIECE)
     last = problem.context_lens - 1
-    first = problem.first_key(last) // piece
-    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first, 0)
-    # A lone piece goes to either loop: merging with nothing changes no bit.
-    lone = jnp.arange(pieces.shape[0]) % 2
-    half = jnp.where(pieces == 1, lone, (pieces + 1) // 2)
-    state = _decode_loop(problem, piece, first, half).merge(
-        _decode_loop(problem, piece, first + half, pieces - half)
-    )
-    return state.result(problem.sinks)
-
-
-def _decode_loop(
-    problem: _Problem, piece: int, first_piece: jax.Array, pieces: jax.Array
-) -> _Softmax:  # of [T, K, G] rows
+    first_piece = problem.first_key(last) // piece
+    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first_piece, 0)
     ends = jnp.cumsum(pieces)
 
-    def step(carry: tuple[jax.Array, _Softmax, _Softmax]) -> tuple[jax.Array, _Softmax, _Softmax]:
-        i, state, states = carry
+    def step(carry: tuple[jax.Array, _Softmax, jax.Array]) -> tuple[jax.Array, _Softmax, jax.Array]:
+        i, state, out = carry
         s, nth = _locate(ends, pieces, i)
         token = problem.query_starts[s]
         query = lax.dynamic_index_in_dim(problem.q, token, 0, keepdims=False)  # [K, G, D]
         fresh = _Softmax.empty(query.shape)
         state = jax.tree.map(lambda new, old: jnp.where(nth == 0, new, old), fresh, state)
-        positions = jnp.broadcast_to(problem.context_lens[s] - 1, query.shape[1:2])
+        positions = jnp.broadcast_to(last[s], query.shape[1:2])
         state = _attend(problem, query, positions, s, (first_piece[s] + nth) * piece, piece, state)
         # Stored at every piece; what the sequence's last one stores stays.
-        states = jax.tree.map(
-            lambda all_rows, row: lax.dynamic_update_index_in_dim(all_rows, row, token, 0),
-            states,
-            state,
-        )
-        return i + 1, state, states
+        row = state.result(problem.sinks)
+        return i + 1, state, lax.dynamic_update_index_in_dim(out, row, token, 0)
 
-    shape = problem.q.shape
-    init = (jnp.int32(0), _Softmax.empty(shape[1:]), _Softmax.empty(shape))
+    out = jnp.zeros_like(problem.q)
+    init = (jnp.int32(0), _Softmax.empty(out.shape[1:]), out)
     return lax.while_loop(lambda carry: carry[0] < ends[-1], step, init)[2]
 
 

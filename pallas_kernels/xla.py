@@ -40,24 +40,14 @@ class _Softmax(NamedTuple):
             jnp.zeros(shape, jnp.float32),
         )
 
-    def merge(self, other: _Softmax) -> _Softmax:
-        top = jnp.maximum(self.top, other.top)
-        a, b = jnp.exp(self.top - top), jnp.exp(other.top - top)
-        return _Softmax(
-            top,
-            self.total * a + other.total * b,
-            self.values * a[..., None] + other.values * b[..., None],
-        )
-
     def result(self, sinks: jax.Array | None) -> jax.Array:
-        """The weighted mean of the values; zeros where no key was seen. sinks: [...] logits."""
-        state = self
-        if sinks is not None:
-            sinks = jnp.broadcast_to(sinks, self.top.shape)
-            state = self.merge(_Softmax(sinks, jnp.ones_like(sinks), jnp.zeros_like(self.values)))
-        return jnp.where(
-            self.total[..., None] > 0, state.values / jnp.maximum(state.total, 1e-30)[..., None], 0
-        )
+        """The weighted mean of the values. sinks: [...] logits with no value."""
+        if sinks is None:
+            return self.values / self.total[..., None]
+        top = jnp.maximum(self.top, sinks)
+        decay = jnp.exp(self.top - top)
+        total = self.total * decay + jnp.exp(sinks - top)
+        return self.values * (decay / total)[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +152,7 @@ def paged_attention(
 
 
 def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
-    """The rows of sequences that have one query token; zeros elsewhere.
-
-    Each context is cut in two by its own length, and two loops take a half each: XLA runs loops
-    that don't depend on each other at the same time.
-    """
+    """The rows of sequences that have one query token; zeros elsewhere."""
     piece = problem.piece_size(DECODE_PIECE)
     last = problem.context_lens - 1
     first = problem.first_key(last) // piece

@@ -154,28 +154,18 @@ def paged_attention(
 def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
     """The rows of sequences that have one query token; zeros elsewhere."""
     piece = problem.piece_size(DECODE_PIECE)
-    last = problem.context_lens - 1
-    first = problem.first_key(last) // piece
-    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first, 0)
-    # A lone piece goes to either loop: merging with nothing changes no bit.
-    lone = jnp.arange(pieces.shape[0]) % 2
-    half = jnp.where(pieces == 1, lone, (pieces + 1) // 2)
-    state = _decode_loop(problem, piece, first, half).merge(
-        _decode_loop(problem, piece, first + half, pieces - half)
-    )
-    return state.result(problem.sinks)
-
-
-def _decode_loop(
-    problem: _Problem, piece: int, first_piece: jax.Array, pieces: jax.Array
-) -> _Softmax:  # of [T, K, G] rows
     tables = problem.safe_tables(piece)
-    owner, nth, count = _flat_items(pieces, pieces.shape[0] * -(-tables.shape[1] // 2))
+    last = problem.context_lens - 1
+    first_key = problem.first_key(last)
+    first_piece = first_key // piece
+    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first_piece, 0)
+    most = -(-problem.block_tables.shape[1] * problem.block_size // piece)
+    owner, nth, count = _flat_items(pieces, pieces.shape[0] * most)
     items = jnp.stack(
         [
             owner,
             (first_piece[owner] + nth) * piece,
-            problem.first_key(problem.context_lens - 1)[owner],
+            first_key[owner],
             problem.context_lens[owner],
             problem.query_starts[owner],
             nth == 0,
@@ -183,8 +173,8 @@ def _decode_loop(
         axis=1,
     )
 
-    def step(carry: tuple[jax.Array, _Softmax, _Softmax]) -> tuple[jax.Array, _Softmax, _Softmax]:
-        i, state, states = carry
+    def step(carry: tuple[jax.Array, _Softmax, jax.Array]) -> tuple[jax.Array, _Softmax, jax.Array]:
+        i, state, out = carry
         *where, token, fresh = _unpack(items, i)
         place = _Piece(*where)
         query = _row(problem.q, token)  # [K, G, D]
@@ -193,11 +183,10 @@ def _decode_loop(
         positions = jnp.broadcast_to(place.end - 1, query.shape[1:2])
         state = _attend(problem, tables, query, positions, place, piece, state)
         # Stored at every piece; what the sequence's last one stores stays.
-        states = jax.tree.map(lambda rows, row: _store(rows, row[None], token), states, state)
-        return i + 1, state, states
+        return i + 1, state, _store(out, state.result(problem.sinks)[None], token)
 
-    shape = problem.q.shape
-    init = (jnp.uint32(0), _Softmax.empty(shape[1:]), _Softmax.empty(shape))
+    out = jnp.zeros_like(problem.q)
+    init = (jnp.uint32(0), _Softmax.empty(out.shape[1:]), out)
     return lax.while_loop(lambda carry: carry[0] < count, step, init)[2]
 
 

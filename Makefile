@@ -5,18 +5,22 @@ JAX    ?= jax
 CUDA   := $(if $(shell command -v nvidia-smi),cuda)
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test quick lint clean
+.DEFAULT_GOAL := help
+.PHONY: serve test quick lint kernels clean help
 
-serve: $(VENV)/.installed
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+serve: $(VENV)/.installed  ## serve the demo model on 127.0.0.1:8000
 	$(VENV)/bin/jaxserve serve
 
-test: $(VENV)/.installed-dev lint
+test: $(VENV)/.installed-dev lint  ## lint, types, import rule, all tests
 	$(VENV)/bin/python -m pytest
 
-quick: $(VENV)/.installed-dev
+quick: $(VENV)/.installed-dev  ## the tests that take seconds
 	$(VENV)/bin/python -m pytest -m "not slow"
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## ruff, mypy, the import rule
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -36,7 +40,22 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) "$(JAX)" -e ".[dev$(if $(CUDA),$(comma)$(CUDA))]"
 	@touch $@ $(VENV)/.installed
 
+# The CUDA compiler comes from the package index.
+KERNELS_VENV ?= .venv-kernels
+KERNELS_JAX   = $(shell "$(PYTHON)" -c 'import sys; print("0.11.2" if sys.version_info >= (3, 12) else "0.10.2")')
+
+kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels, with no GPU
+	$(KERNELS_VENV)/bin/python -m bench.kernels_report
+
+$(KERNELS_VENV)/.installed:
+	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.4 GB)"
+	"$(PYTHON)" -m venv $(KERNELS_VENV)
+	$(KERNELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  jax==$(KERNELS_JAX) jax-cuda13-plugin==$(KERNELS_JAX) jax-cuda13-pjrt==$(KERNELS_JAX) \
+	  nvidia-cuda-nvdisasm nvidia-cuda-nvcc nvidia-nvvm
+	@touch $@
+
 comma := ,
 
-clean:
+clean:  ## remove environments and caches
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -54,7 +54,7 @@ class EngineCore:
         use_compilation_cache()
         started = time.monotonic()
         dtype = resolve_dtype(config)
-        model = load_model(model_path, dtype, progress)
+        model = load_model(model_path, dtype, progress, config.max_model_len)
         loaded = time.monotonic()
         limits = EngineLimits.resolve(config, model, dtype)
         width = -(-limits.max_model_len // config.block_size)

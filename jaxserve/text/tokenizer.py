@@ -9,11 +9,14 @@ from typing import Any
 
 import tokenizers
 from tokenizers import decoders
+from tokenizers.processors import TemplateProcessing
 
 from checkpoints.gguf_header import GGUFHeader, read_header
 from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.text import sentencepiece
 from jaxserve.text.chat_template import DEFAULT, ChatTemplate
 from jaxserve.text.gguf_vocab import build_backend
+from jaxserve.text.sentencepiece_file import read_vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -110,10 +113,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Reads the tokenizer of a GGUF file or of a Hugging Face folder.
 
     Raises:
-        ModelNotFoundError: nothing is there, or a folder without tokenizer.json.
+        ModelNotFoundError: nothing is there, or a folder without tokenizer.json or tokenizer.model.
         UnsupportedModelError: a kind of vocabulary that isn't implemented.
         CheckpointError: the files are damaged.
     """
+    if (path / "vocabulary.gguf").exists():  # converted from GGUF
+        path = path / "vocabulary.gguf"
     return _from_folder(path) if path.is_dir() else _from_gguf(read_header(path))
 
 
@@ -139,17 +144,11 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 
 
 def _from_folder(path: Path) -> Tokenizer:
-    file = path / "tokenizer.json"
-    if not file.exists():
-        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(f"{file}: damaged ({error})") from None
+    config = _read_json(path / "tokenizer_config.json")
+    backend = _folder_backend(path, config)
     # Left from training: they would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(path / "tokenizer_config.json")
     special_tokens = {}
     for kind in ("bos", "eos", "unk", "pad"):
         token = config.get(f"{kind}_token")
@@ -165,6 +164,25 @@ def _from_folder(path: Path) -> Tokenizer:
         ids.get("bos_token"),
         _unique([ids.get("eos_token"), *more]),
     )
+
+
+def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    file, model = path / "tokenizer.json", path / "tokenizer.model"
+    if file.exists():
+        try:
+            return tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise CheckpointError(f"{file}: damaged ({error})") from None
+    if not model.exists():
+        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it, nor tokenizer.model")
+    backend = sentencepiece.build(read_vocabulary(model))
+    bos = backend.token_to_id("<s>" if "<s>" in backend.get_vocab() else "<bos>")
+    if config.get("add_bos_token", True) and bos is not None:
+        token = backend.id_to_token(bos)
+        backend.post_processor = TemplateProcessing(
+            single=[token, "$A"], special_tokens=[(token, bos)]
+        )
+    return backend
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

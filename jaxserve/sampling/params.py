@@ -164,7 +164,9 @@ class SamplingParams:
         try:
             bias = {int(token): value for token, value in self.logit_bias.items()}
         except (ValueError, AttributeError):
-            raise InvalidRequestError("logit_bias maps token ids to numbers", "logit_bias") from None
+            raise InvalidRequestError(
+                "logit_bias maps token ids to numbers", "logit_bias"
+            ) from None
         object.__setattr__(self, "logit_bias", bias)
 
     def _check_ranges(self) -> None:

@@ -40,7 +40,7 @@ from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
         ("allowed_token_ids", ()),
         ("logit_bias", {5: 101.0}),
         ("logit_bias", {"five": 1.0}),
-        ("logit_bias", {i: 1.0 for i in range(301)}),
+        ("logit_bias", dict.fromkeys(range(301), 1.0)),
         ("logprobs", 21),
         ("logprobs", -1),
         ("prompt_logprobs", 21),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
 
 from jaxserve.sampling.processors import SamplingTables, process
 from jaxserve.sampling.rows import SamplingRows
@@ -50,24 +51,29 @@ def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
         jnp.any(rows.typical_p < 1), lambda: _keep_typical(weights, rows.typical_p), lambda: weights
     )
 
-    def uniforms(seed: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(key, position), (2,))
-
-    return _invert(weights, jax.vmap(uniforms)(rows.seed, rows.position))
+    return _invert(weights, _uniforms(rows.seed, rows.position))
 
 
-def _invert(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
+def _uniforms(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two numbers [S] in [0, 1) from seed [S, 2] and position [S]: one Threefry block each, keyed
+    by the seed, whose counter is the position (Salmon et al., 2011)."""
+    counter = position.astype(jnp.uint32)
+    words = threefry2x32_p.bind(seed[:, 0], seed[:, 1], counter, jnp.zeros_like(counter))
+    first, second = ((word >> 8).astype(jnp.float32) * 2.0**-24 for word in words)
+    return first, second
+
+
+def _invert(weights: jax.Array, uniforms: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Draws from weights [S, V] by inverting their cumulative sum, in two levels.
 
-    The first uniform of a row [S, 2] chooses a run of LANES tokens, the second a token in it: two
+    The first uniform [S] of a row chooses a run of LANES tokens, the second a token in it: two
     short sums instead of one over V, and finer than one 24-bit uniform.
     """
     rows, vocab = weights.shape
     runs = jnp.pad(weights, ((0, 0), (0, -vocab % LANES))).reshape(rows, -1, LANES)
-    run = _first_above(jnp.sum(runs, axis=-1), uniforms[:, 0])
+    run = _first_above(jnp.sum(runs, axis=-1), uniforms[0])
     chosen = jnp.take_along_axis(runs, run[:, None, None], axis=1)[:, 0]
-    return run * LANES + _first_above(chosen, uniforms[:, 1])
+    return run * LANES + _first_above(chosen, uniforms[1])
 
 
 def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:

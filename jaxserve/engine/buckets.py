@@ -60,12 +60,12 @@ class BucketTable:
         """Every bucket once."""
         return (*self.decode, *self.mixed)
 
-    def pick(self, tokens: int, rows: int) -> Bucket:
+    def pick(self, tokens: int, rows: int, mixed: bool = False) -> Bucket:
         """The smallest bucket that holds the step.
 
-        A pure decode (tokens == rows) may also be one of single-token chunks.
+        A pure decode (tokens == rows) may also be one of single-token chunks, unless `mixed`.
         """
-        table = self.decode if tokens == rows else self.mixed
+        table = self.decode if tokens == rows and not mixed else self.mixed
         return next(b for b in table if b.tokens >= tokens and b.rows >= rows)
 
 

@@ -24,11 +24,11 @@ import checkpoints
 from jaxserve import errors
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
-from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
+from jaxserve.engine.choices import Choices
+from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.text.detokenizer import Detokenizer
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
@@ -38,8 +38,7 @@ SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by it
 class _Stream:
     """One request between the engine's news and the reader."""
 
-    params: SamplingParams
-    detokenizer: Detokenizer
+    choices: Choices
     deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
     ended: bool = False
 
@@ -134,7 +133,7 @@ class EngineClient:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[CompletionDelta, None]:
-        """Streams one request. Closing the iterator early aborts it in the engine.
+        """Streams one request, its n choices mixed. Closing the iterator early aborts it.
 
         Args:
             request_id: for logs; the engine's own id is never a caller's.
@@ -147,7 +146,7 @@ class EngineClient:
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
         own_id = f"{next(self._counter)}-{request_id or 'request'}"
-        stream = _Stream(params, Detokenizer(self.tokenizer, params))
+        stream = _Stream(Choices(self.tokenizer, params))
         self._streams[own_id] = stream
         try:
             self._post(self._intake.submission(own_id, ids, params))
@@ -156,7 +155,7 @@ class EngineClient:
                 if isinstance(delta, JaxserveError):
                     raise delta
                 yield delta
-                if delta.finish_reason is not None:
+                if stream.ended and stream.deltas.empty():
                     return
         finally:
             del self._streams[own_id]
@@ -222,13 +221,13 @@ class EngineClient:
             kind = getattr(errors, output.error_kind or "", EngineError)
             stream.deltas.put_nowait(kind(output.error))
             return
-        reason = shown_stop_reason(output, stream.params)
-        delta = stream.detokenizer.add(output.token_ids, output.finish_reason, reason)
+        if (delta := stream.choices.take(output)) is None:
+            return
         stream.deltas.put_nowait(delta)
         if delta.finish_reason is not None:
-            stream.ended = True
+            stream.ended = not stream.choices.open
             if output.finish_reason is None:  # a stop string: the engine doesn't know yet
-                self._abort(output.request_id)
+                self._abort(output.request_id, output.index)
 
     async def _watch(self) -> None:
         """Fails everything pending at once when the process dies."""
@@ -240,9 +239,9 @@ class EngineClient:
                 stream.ended = True
                 stream.deltas.put_nowait(error)
 
-    def _abort(self, own_id: str) -> None:
+    def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:
-            self._post(messages.Abort(own_id))
+            self._post(messages.Abort(own_id, index))
 
     def _post(self, message: messages.ToEngine) -> None:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.

@@ -6,16 +6,18 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 import checkpoints
+from jaxserve import errors
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
+from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
-from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
-from jaxserve.errors import InvalidRequestError
+from jaxserve.engine.intake import Intake, Prompt
+from jaxserve.engine.messages import Output
+from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.text.detokenizer import Detokenizer
 from jaxserve.text.tokenizer import load_tokenizer
 
 Message = Mapping[str, Any]
@@ -27,20 +29,15 @@ class _Collector:
     def __init__(self, prompt: Prompt, ids: list[int], params: SamplingParams, llm: LLM) -> None:
         self.prompt = prompt if isinstance(prompt, str) else None
         self.prompt_ids, self.params = ids, params
-        self.detokenizer = Detokenizer(llm.tokenizer, params)
-        self.deltas: list[CompletionDelta] = []
+        self.choices = Choices(llm.tokenizer, params)
+        self.deltas: list[list[CompletionDelta]] = [[] for _ in range(params.n)]
 
     def output(self, request_id: str) -> RequestOutput:
-        last = self.deltas[-1]
-        assert last.finish_reason is not None
-        completion = CompletionOutput(
-            index=0,
-            text="".join(d.text for d in self.deltas),
-            token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in self.deltas)),
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
+        outputs = tuple(map(CompletionOutput.join, self.deltas))
+        prompt_logprobs = self.deltas[0][0].prompt_logprobs
+        return RequestOutput(
+            request_id, self.prompt, tuple(self.prompt_ids), outputs, prompt_logprobs
         )
-        return RequestOutput(request_id, self.prompt, tuple(self.prompt_ids), (completion,))
 
 
 class LLM:
@@ -66,7 +63,7 @@ class LLM:
         self.config = EngineConfig(model=model, **settings)
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
-        self.core = EngineCore(self.config, path, progress)
+        self.core = EngineCore(self.config, path, self.tokenizer, progress)
         ready = self.core.ready
         self._intake = Intake(
             self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
@@ -84,7 +81,9 @@ class LLM:
             params: one for all, or one a prompt; None is SamplingParams().
 
         Raises:
-            InvalidRequestError: a prompt or its params can't be served; nothing was run.
+            InvalidRequestError: a prompt or its params can't be served; nothing was run, unless
+                it is a grammar that doesn't compile.
+            EngineError: the engine failed a request; the others are dropped.
         """
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Prompt] = [prompts] if one else prompts  # type: ignore[list-item,assignment]
@@ -121,19 +120,21 @@ class LLM:
         for request_id, c in collectors.items():
             refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
             if refused is not None:
-                for other in collectors:
-                    self.core.abort(other)
-                raise InvalidRequestError(refused.error or "refused")
-        pending = set(collectors)
+                self._give_up(collectors, refused)
         while self.core.has_work:
             for out in self.core.step():
-                if out.request_id not in pending:
-                    continue  # its stop string came up while a step was in flight
+                if out.error is not None:
+                    self._give_up(collectors, out)
                 c = collectors[out.request_id]
-                reason = shown_stop_reason(out, c.params)
-                delta = c.detokenizer.add(out.token_ids, out.finish_reason, reason)
-                c.deltas.append(delta)
-                if delta.finish_reason is not None:
-                    pending.discard(out.request_id)
-                    if out.finish_reason is None:
-                        self.core.abort(out.request_id)
+                if (delta := c.choices.take(out)) is None:
+                    continue  # its stop string came up while a step was in flight
+                c.deltas[out.index].append(delta)
+                if delta.finish_reason is not None and out.finish_reason is None:
+                    self.core.abort(out.request_id, out.index)
+
+    def _give_up(self, collectors: dict[str, _Collector], failed: Output) -> NoReturn:
+        for request_id in collectors:
+            self.core.abort(request_id)
+        while self.core.has_work:
+            self.core.step()
+        raise getattr(errors, failed.error_kind or "", EngineError)(failed.error)

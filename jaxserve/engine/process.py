@@ -13,6 +13,7 @@ import zmq
 from jaxserve.engine import messages
 from jaxserve.engine.core import EngineCore
 from jaxserve.errors import JaxserveError
+from jaxserve.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class EngineProcess:
                 f"{messages.PROTOCOL_VERSION}: install one version of jaxserve"
             )
         try:
-            core = EngineCore(start.config, Path(start.model_path), progress=sys.stderr.isatty())
+            path = Path(start.model_path)
+            core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
         self._send(core.ready)
@@ -52,7 +54,7 @@ class EngineProcess:
                 if isinstance(message, messages.Submit) and (refusal := core.submit(message)):
                     news.append(refusal)
                 elif isinstance(message, messages.Abort):
-                    core.abort(message.request_id)
+                    core.abort(message.request_id, message.index)
             if core.has_work:
                 news.extend(core.step())
             if news:

@@ -49,6 +49,8 @@ class Tokenizer:
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
+        # One more than the highest id, which gaps may set above the count.
+        self.num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             i for i, token in backend.get_added_tokens_decoder().items() if token.special

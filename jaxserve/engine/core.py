@@ -97,6 +97,7 @@ class EngineCore:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
+                max_queued_requests=config.max_queued_requests,
             )
         )
         self._grammars = GrammarQueue(tokenizer, self._vocab)

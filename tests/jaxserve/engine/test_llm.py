@@ -117,7 +117,7 @@ def test_an_interrupted_call_leaves_the_engine_whole(llm: LLM, prompts: list[lis
     alarm = threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,))
     alarm.start()
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompts * 200, greedy(200))
+        llm.generate(prompts * 200, greedy(32))
     assert not llm.core.has_work
     assert llm.core.stats.blocks_used == 0
     assert tokens(llm, prompts, greedy()) == expected

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
 from jaxserve.errors import CheckpointError
@@ -44,7 +45,12 @@ class Checkpoint(ABC):
             CheckpointError: a tensor is missing or damaged.
         """
         source = self.parameters()[path]
-        return source.build(*(self.read(name) for name in source.tensors))
+        tensors = [self.read(name) for name in source.tensors]
+        kind = tensors[0].dtype
+        if kind == ml_dtypes.bfloat16 and all(t.dtype == kind for t in tensors):
+            # NumPy moves types that it doesn't know one element at a time.
+            return source.build(*(t.view(np.uint16) for t in tensors)).view(kind)
+        return source.build(*tensors)
 
     def describe(self, path: tuple[Hashable, ...]) -> str:
         """The tensors that make a parameter, for messages."""

@@ -40,6 +40,7 @@ class EngineConfig:
         kv_cache_memory: bytes of the KV pool; None is 1 GiB on a CPU, and on a GPU what
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.
+        max_queued_requests: requests that may wait; more are refused as overload.
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
         forbid_compile: raise instead of compiling after ready.
@@ -54,6 +55,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
+    max_queued_requests: int = 1024
     enable_prefix_caching: bool = True
     overlap: bool = True
     forbid_compile: bool = False
@@ -64,10 +66,20 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
             )
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory",
+            "max_queued_requests",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {value}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(
+                "max_model_len must be at least 2, a token in and a token out; "
+                f"it was {self.max_model_len}"
+            )
         if self.block_size < 8 or self.block_size & (self.block_size - 1):
             raise ConfigError(
                 f"block_size must be a power of two from 8 up; it was {self.block_size}"

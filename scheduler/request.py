@@ -39,6 +39,8 @@ class Request:
         adapter: identifies the adapter by its weights (not by name); None is the base model.
         media: prompt spans whose content the token ids don't tell.
         read_prefix_cache: False computes every prompt token (for prompt logprobs).
+        await_tokens: what may follow a token depends on it (a grammar), so no step is planned for
+            a sample while its last token is in flight.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class Request:
     adapter: bytes | None = None
     media: tuple[MediaSpan, ...] = ()
     read_prefix_cache: bool = True
+    await_tokens: bool = False
 
 
 class Status(IntEnum):

@@ -358,7 +358,11 @@ class Scheduler:
         """All its tokens are planned: from the next step on it gets one a step."""
         del self._prefills[sequence]
         remaining = sequence.limit - len(sequence.output_token_ids) - 1
-        self._decodes.add(sequence, self._step, sequence.num_computed, remaining)
+        if sequence.request.await_tokens and remaining:
+            sequence.status = Status.DRAFT
+            self._verifying[sequence] = None
+        else:
+            self._decodes.add(sequence, self._step, sequence.num_computed, remaining)
         for sample in self._held.pop(sequence, ()):
             self._share(sample, sequence, sample.num_tokens - 1)
 
@@ -399,6 +403,10 @@ class Scheduler:
             tokens = list(compress(tokens, alive))
         any(map(list.append, outputs, tokens))  # append returns None: all are visited, in C
         finished = self._find_finished(plan.step, sequences, tokens)
+        for sequence in flight.chunks:
+            # Planned no further than the chunk: its first token was awaited.
+            if sequence in self._verifying and sequence.num_computed < sequence.num_tokens:
+                self._resume(sequence)
         result = StepResult(sequences, tokens, finished)
         return self._verify(flight, sampled, drafted, result) if flight.drafted else result
 
@@ -458,10 +466,18 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 finished.append(sequence)
             elif sequence.status is Status.DRAFT:
-                del self._verifying[sequence]
-                remaining = sequence.limit - len(sequence.output_token_ids)
-                self._decodes.add(sequence, self._step, sequence.num_tokens - 1, remaining)
+                self._resume(sequence)
         return StepResult(sequences, tokens, finished)
+
+    def _resume(self, sequence: Sequence) -> None:
+        """Lets a row whose last token was awaited go on."""
+        del self._verifying[sequence]
+        if sequence.request.await_tokens:
+            sequence.num_computed = sequence.num_tokens - 1
+            self._drafts[sequence] = ()
+        else:
+            remaining = sequence.limit - len(sequence.output_token_ids)
+            self._decodes.add(sequence, self._step, sequence.num_tokens - 1, remaining)
 
     # -- figures
 

@@ -1,4 +1,4 @@
-"""A step's host arrays: two flat buffers, int32 and float32, so that a step uploads two arrays."""
+"""A step's host arrays: one buffer of int32, one of float32, so that a step uploads two arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.sampling.sampler import SamplingRows
+from jaxserve.sampling.rows import NUM_FLOATS, NUM_INTS
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
@@ -26,9 +26,10 @@ class StepInts(NamedTuple, Generic[Array]):
         slots: [S], row of the persistent device state; padding rows have the spare last one.
         keep: [S], 1 where the row's sampled token becomes its slot's last token.
         output_positions: [S], index of the output token that the row samples.
-        seeds: [S, 2], uint32 bits.
-        top_k: [S].
+        settings: [S, NUM_INTS], see sampling.rows.
         block_tables: [S, W].
+        targets: [T], the prompt token that follows, for prompt logprobs; negative where they aren't
+            asked for. Pure decodes leave it out, [0].
     """
 
     tokens: Array
@@ -39,28 +40,22 @@ class StepInts(NamedTuple, Generic[Array]):
     slots: Array
     keep: Array
     output_positions: Array
-    seeds: Array
-    top_k: Array
+    settings: Array
     block_tables: Array
-
-
-class StepFloats(NamedTuple, Generic[Array]):
-    """Fields of the float32 buffer, each [S]."""
-
-    temperature: Array
-    top_p: Array
-    min_p: Array
+    targets: Array
 
 
 def int_shapes(bucket: Bucket, width: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of StepInts' fields for a bucket and a block table width W."""
     t, s = bucket.tokens, bucket.rows
-    return ((t,), (t,), (t,), (s + 1,), (s,), (s,), (s,), (s,), (s, 2), (s,), (s, width))
+    targets = 0 if bucket.decode else t
+    rows = ((s + 1,), (s,), (s,), (s,), (s,), (s, NUM_INTS), (s, width))
+    return ((t,), (t,), (t,), *rows, (targets,))
 
 
-def float_shapes(bucket: Bucket) -> tuple[tuple[int, ...], ...]:
-    """Shapes of StepFloats' fields for a bucket."""
-    return ((bucket.rows,),) * len(StepFloats._fields)
+def float_shape(bucket: Bucket) -> tuple[int, int]:
+    """Shape of the float32 buffer, each row's settings (see sampling.rows)."""
+    return (bucket.rows, NUM_FLOATS)
 
 
 def size(shapes: tuple[tuple[int, ...], ...]) -> int:
@@ -76,15 +71,3 @@ def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
         fields.append(buffer[start : start + count].reshape(shape))
         start += count
     return fields
-
-
-def sampling_rows(ints: StepInts[jax.Array], floats: StepFloats[jax.Array]) -> SamplingRows:
-    """The sampler's settings from a step's device arrays."""
-    return SamplingRows(
-        temperature=floats.temperature,
-        top_p=floats.top_p,
-        min_p=floats.min_p,
-        top_k=ints.top_k,
-        seed=jax.lax.bitcast_convert_type(ints.seeds, np.uint32),
-        position=ints.output_positions,
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -24,12 +25,14 @@ import checkpoints
 from jaxserve import errors
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
-from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
+from jaxserve.engine.choices import Choices
+from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.text.detokenizer import Detokenizer
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
@@ -38,8 +41,7 @@ SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by it
 class _Stream:
     """One request between the engine's news and the reader."""
 
-    params: SamplingParams
-    detokenizer: Detokenizer
+    choices: Choices
     deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
     ended: bool = False
 
@@ -56,7 +58,11 @@ class EngineClient:
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
-        self.model_name = Path(config.model).name.removesuffix(".gguf")
+        local = Path(config.model)
+        # A hub name stays whole: it is what clients send.
+        self.model_name = (
+            local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
+        )
         self.tokenizer = tokenizer
         self._config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
@@ -92,7 +98,8 @@ class EngineClient:
         try:
             # The engine loads and compiles while we read the tokenizer.
             hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
-            await to_engine.send(messages.encode(hello))
+            # Not awaited: an engine that dies before it connects would never take it.
+            to_engine.send(messages.encode(hello))
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
             client = cls(config, tokenizer, process, folder, to_engine, from_engine)
             await client._wait_ready()
@@ -134,7 +141,7 @@ class EngineClient:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[CompletionDelta, None]:
-        """Streams one request. Closing the iterator early aborts it in the engine.
+        """Streams one request, its n choices mixed. Closing the iterator early aborts it.
 
         Args:
             request_id: for logs; the engine's own id is never a caller's.
@@ -147,7 +154,7 @@ class EngineClient:
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
         own_id = f"{next(self._counter)}-{request_id or 'request'}"
-        stream = _Stream(params, Detokenizer(self.tokenizer, params))
+        stream = _Stream(Choices(self.tokenizer, params))
         self._streams[own_id] = stream
         try:
             self._post(self._intake.submission(own_id, ids, params))
@@ -156,7 +163,7 @@ class EngineClient:
                 if isinstance(delta, JaxserveError):
                     raise delta
                 yield delta
-                if delta.finish_reason is not None:
+                if stream.ended and stream.deltas.empty():
                     return
         finally:
             del self._streams[own_id]
@@ -213,36 +220,48 @@ class EngineClient:
             self.compiles = message.compiles
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
-                if stream is not None and not stream.ended:
+                if stream is None or stream.ended:
+                    continue
+                try:
                     self._deliver(output, stream)
+                except Exception as error:  # one request's text must not end all streams
+                    log.exception("request %s failed", output.request_id)
+                    self._end(stream, EngineError(f"its output could not be read: {error}"))
+                    self._abort(output.request_id)
 
     def _deliver(self, output: messages.Output, stream: _Stream) -> None:
         if output.error is not None:
-            stream.ended = True
             kind = getattr(errors, output.error_kind or "", EngineError)
-            stream.deltas.put_nowait(kind(output.error))
+            self._end(stream, kind(output.error))
             return
-        reason = shown_stop_reason(output, stream.params)
-        delta = stream.detokenizer.add(output.token_ids, output.finish_reason, reason)
+        if (delta := stream.choices.take(output)) is None:
+            return
         stream.deltas.put_nowait(delta)
         if delta.finish_reason is not None:
-            stream.ended = True
+            stream.ended = not stream.choices.open
             if output.finish_reason is None:  # a stop string: the engine doesn't know yet
-                self._abort(output.request_id)
+                self._abort(output.request_id, output.index)
 
     async def _watch(self) -> None:
         """Fails everything pending at once when the process dies."""
         status = await self._process.wait()
         self._dead.set()
-        error = EngineDeadError(f"the engine process ended with status {status}")
+        if self._closing:
+            error = EngineDeadError("the server is shutting down")
+        else:
+            error = EngineDeadError(f"the engine process ended with status {status}")
         for stream in self._streams.values():
             if not stream.ended:
-                stream.ended = True
-                stream.deltas.put_nowait(error)
+                self._end(stream, error)
 
-    def _abort(self, own_id: str) -> None:
+    @staticmethod
+    def _end(stream: _Stream, error: JaxserveError) -> None:
+        stream.ended = True
+        stream.deltas.put_nowait(error)
+
+    def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:
-            self._post(messages.Abort(own_id))
+            self._post(messages.Abort(own_id, index))
 
     def _post(self, message: messages.ToEngine) -> None:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.

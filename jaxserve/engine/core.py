@@ -11,13 +11,21 @@ import jax.numpy as jnp
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.compile_guard import CompileGuard
+from jaxserve.engine.grammar_queue import GrammarQueue
+from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.limits import EngineLimits, resolve_dtype, use_compilation_cache
 from jaxserve.engine.loader import load_model
 from jaxserve.engine.messages import Output, Ready, Submit
 from jaxserve.engine.paged_cache import allocate
-from jaxserve.engine.runner import Runner, StepHandle
+from jaxserve.engine.runner import Runner
+from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import StepProgram
+from jaxserve.engine.step import StepProgram, StepState
+from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.grammar import Grammar
+from jaxserve.sampling.masks import MaskRules
+from jaxserve.sampling.processors import SamplingTables
+from jaxserve.text.tokenizer import Tokenizer
 from scheduler import (
     QueueFullError,
     Request,
@@ -25,8 +33,12 @@ from scheduler import (
     Scheduler,
     SchedulerConfig,
     SchedulerStats,
+    Sequence,
     StepPlan,
 )
+
+GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
+NOT_FINITE = "the model's logits weren't finite for this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,7 @@ class EngineCore:
     Args:
         config: the engine's settings.
         model_path: the checkpoint, as checkpoints.pull returned it.
+        tokenizer: the checkpoint's, for grammars and to know which tokens exist.
         progress: show progress bars on stderr.
 
     Raises:
@@ -50,7 +63,13 @@ class EngineCore:
         ConfigError: the settings don't fit the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path, progress: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        tokenizer: Tokenizer,
+        progress: bool = False,
+    ) -> None:
         use_compilation_cache()
         started = time.monotonic()
         dtype = resolve_dtype(config)
@@ -60,14 +79,15 @@ class EngineCore:
         width = -(-limits.max_model_len // config.block_size)
         table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
         pages = allocate(model.cache_specs, limits.num_blocks, config.block_size, dtype)
-        last_tokens = jnp.zeros(limits.max_num_seqs + 1, jnp.int32)
+        rows = limits.max_num_seqs + 1
+        self._vocab = min(model.config.vocab_size, tokenizer.num_ids)
+        tables = SamplingTables.allocate(rows, self._vocab)
+        state = StepState(pages, jnp.zeros(rows, jnp.int32), tables)
         self._guard = CompileGuard(config.forbid_compile)
-        program = StepProgram(model.graphdef, model.structure, width)
-        steps = program.compile_all(table.all, model.leaves, pages, last_tokens, progress)
+        program = StepProgram(model.graphdef, model.structure, width, self._vocab)
+        steps = program.compile_all(table.all, model.leaves, state, progress)
         slots = SlotTable(limits.max_num_seqs, width)
-        self._runner = Runner(
-            steps, table, model.leaves, pages, last_tokens, slots, config.block_size
-        )
+        self._runner = Runner(steps, table, model.leaves, state, slots, config.block_size)
         self._runner.warm_up()
         self._scheduler = Scheduler(
             SchedulerConfig(
@@ -77,8 +97,10 @@ class EngineCore:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
+                max_queued_requests=config.max_queued_requests,
             )
         )
+        self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
         self._in_flight: InFlight | None = None
         self.ready = Ready(
@@ -97,7 +119,9 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return self._in_flight is not None or self._scheduler.has_unfinished
+        return (
+            self._in_flight is not None or self._scheduler.has_unfinished or len(self._grammars) > 0
+        )
 
     @property
     def stats(self) -> SchedulerStats:
@@ -105,20 +129,34 @@ class EngineCore:
         return self._scheduler.stats()
 
     def close(self) -> None:
-        """Lets go of process-wide hooks."""
+        """Lets go of process-wide hooks and threads."""
         self._guard.close()
+        self._grammars.close()
 
     def submit(self, message: Submit) -> Output | None:
-        """Registers a request; an Output only if it was refused."""
-        max_tokens = message.params.max_tokens
-        assert max_tokens is not None
+        """Registers a request; an Output only if it was refused at once."""
+        if message.params.structured_outputs is not None:
+            self._grammars.put(message)
+            return None
+        return self._add(message, None)
+
+    def _add(self, message: Submit, grammar: Grammar | None) -> Output | None:
+        params = message.params
+        assert params.max_tokens is not None
+        masks = MaskRules.build(
+            params, message.stop_token_ids, message.bad_words, grammar, self._vocab
+        )
         request = Request(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
-            max_tokens=max_tokens,
+            max_tokens=params.max_tokens,
             stop_token_ids=message.stop_token_ids,
+            min_tokens=params.min_tokens,
             arrival_time=time.monotonic(),
-            payload=message.params,
+            payload=SamplingRequest(params, masks),
+            n=params.n,
+            read_prefix_cache=params.prompt_logprobs is None,
+            await_tokens=masks is not None and masks.needs_each_token,
         )
         try:
             self._scheduler.add_request(request)
@@ -128,9 +166,15 @@ class EngineCore:
             return _refusal(message, "OverloadedError", error)
         return None
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request and frees its blocks; unknown ids are ignored."""
-        self._scheduler.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Ends a request, or one choice of it, and frees its blocks; unknown ids are ignored."""
+        if index is None:
+            self._grammars.cancel(request_id)
+            self._scheduler.abort(request_id)
+            return
+        for sequence in self._scheduler.sequences(request_id):
+            if sequence.index == index:
+                self._scheduler.end(sequence)
 
     def step(self) -> list[Output]:
         """One turn of the loop: starts the next step, then hands out the tokens of the last one.
@@ -138,21 +182,72 @@ class EngineCore:
         With overlap the step just started runs on while the tokens are handed out; without, the
         same step is awaited at once.
         """
+        outputs = self._admit_compiled()
         with self._guard:
             plan = self._scheduler.schedule()
-            started = InFlight(plan, self._runner.dispatch(plan)) if plan is not None else None
+            started = None
+            if plan is not None:
+                started = InFlight(plan, self._runner.dispatch(plan))
+                for sequence, reason in self._runner.take_failures():
+                    message = f"the output can't go on under its grammar: {reason}"
+                    outputs.append(self._fail(sequence, message))
             if self._overlap:
                 done, self._in_flight = self._in_flight, started
             else:
                 done = started
-            return self._hand_out(done) if done is not None else []
+            return outputs + self._hand_out(done) if done is not None else outputs
+
+    def _admit_compiled(self) -> list[Output]:
+        """Requests whose grammar is ready join the scheduler; news of those refused."""
+        busy = self._in_flight is not None or self._scheduler.has_unfinished
+        outputs = []
+        for message, future in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
+            try:
+                refusal = self._add(message, future.result())
+            except InvalidRequestError as error:
+                refusal = _refusal(message, "InvalidRequestError", error)
+            outputs += [refusal] if refusal else []
+        return outputs
 
     def _hand_out(self, done: InFlight) -> list[Output]:
-        result = self._scheduler.update(done.plan, done.handle.wait())
-        return [
-            Output(seq.request.request_id, [token], seq.finish_reason, seq.stop_reason)
-            for seq, token in zip(result.sequences, result.token_ids, strict=True)
+        ids = done.handle.wait()
+        result = self._scheduler.update(done.plan, ids)
+        logprobs = done.handle.logprobs(ids)
+        outputs = [
+            Output(
+                span.sequence.request.request_id,
+                [],
+                prompt_position=span.position,
+                prompt_logprobs=entries,
+            )
+            for span, entries in done.handle.prompt_logprobs()
+            if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
+        for seq, token in zip(result.sequences, result.token_ids, strict=True):
+            if token < 0:
+                outputs.append(self._fail(seq, NOT_FINITE))
+                continue
+            known = [logprobs[seq]] if seq in logprobs else None
+            outputs.append(
+                Output(
+                    seq.request.request_id,
+                    [token],
+                    seq.finish_reason,
+                    seq.stop_reason,
+                    index=seq.index,
+                    logprobs=known,
+                )
+            )
+        return outputs
+
+    def _fail(self, sequence: Sequence, reason: str) -> Output:
+        """Ends the request of a sequence that can't go on; others don't notice."""
+        if sequence.output_token_ids and sequence.output_token_ids[-1] < 0:
+            sequence.output_token_ids[-1] = 0  # what follows may hash it, until it is gone
+        self._scheduler.abort(sequence.request.request_id)
+        return Output(
+            sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
+        )
 
 
 def _refusal(message: Submit, kind: str, error: Exception) -> Output:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxserve.engine.messages import Output, Submit
+from jaxserve.engine.messages import Submit
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer
@@ -35,7 +35,13 @@ class Intake:
         Raises:
             InvalidRequestError: empty, too long, or with ids outside the vocabulary.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            self._check_length(prompt, params)
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        if (keep := params.truncate_prompt_tokens) is not None:
+            ids = ids[-(self.max_model_len - (params.max_tokens or 1) if keep == -1 else keep) :]
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
@@ -56,21 +62,39 @@ class Intake:
                 f"they may be at most {self.max_model_len}: shorten the prompt or lower max_tokens",
                 "max_tokens",
             )
-        params.check_vocabulary(self.vocab_size)
+        params.check_vocabulary(min(self.vocab_size, self.tokenizer.num_ids))
         return ids
+
+    def _check_length(self, text: str, params: SamplingParams) -> None:
+        """Refuses, before it is tokenized, a text that can't fit however long its tokens are."""
+        most = self.max_model_len * self.tokenizer.longest_piece
+        if len(text) > most and params.truncate_prompt_tokens is None:
+            raise InvalidRequestError(
+                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, which this "
+                f"model takes at most, are never more than {most}: shorten the prompt",
+                "prompt",
+            )
 
     def submission(self, request_id: str, ids: list[int], params: SamplingParams) -> Submit:
         """The engine's message for ids that prompt_ids has passed."""
-        eos = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        # A grammar that is complete leaves nothing but EOS to draw.
+        ignored = params.ignore_eos and params.structured_outputs is None
+        eos = () if ignored else self.tokenizer.eos_token_ids
         max_tokens, seed = params.max_tokens, params.seed
         filled = replace(
             params,
             max_tokens=self.max_model_len - len(ids) if max_tokens is None else max_tokens,
             seed=self.seeds.getrandbits(63) if seed is None else seed,
         )
-        return Submit(request_id, ids, filled, frozenset(params.stop_token_ids) | frozenset(eos))
+        bad_words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        stop = frozenset(params.stop_token_ids) | frozenset(eos)
+        return Submit(request_id, ids, filled, stop, bad_words)
 
-
-def shown_stop_reason(output: Output, params: SamplingParams) -> int | None:
-    """The stop token, if the user asked for it; None for the model's own EOS, as vLLM reports."""
-    return output.stop_reason if output.stop_reason in params.stop_token_ids else None
+    def _spellings(self, word: str) -> list[list[int]]:
+        """Token ids of a bad word, at the start of a text and after a space."""
+        bare = word.lstrip()
+        first, spaced = (
+            self.tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")
+        )
+        # A space that is a token of its own leaves the word's tokens as they are.
+        return [first] if len(spaced) > len(first) else [first, spaced]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from types import FrameType
 from typing import Any
 
 import checkpoints
+from jaxserve import errors
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
+from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
-from jaxserve.engine.intake import Intake, Prompt, shown_stop_reason
-from jaxserve.errors import InvalidRequestError
+from jaxserve.engine.intake import Intake, Prompt
+from jaxserve.engine.messages import Output
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
 from jaxserve.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.text.detokenizer import Detokenizer
 from jaxserve.text.tokenizer import load_tokenizer
 
 Message = Mapping[str, Any]
@@ -27,20 +33,15 @@ class _Collector:
     def __init__(self, prompt: Prompt, ids: list[int], params: SamplingParams, llm: LLM) -> None:
         self.prompt = prompt if isinstance(prompt, str) else None
         self.prompt_ids, self.params = ids, params
-        self.detokenizer = Detokenizer(llm.tokenizer, params)
-        self.deltas: list[CompletionDelta] = []
+        self.choices = Choices(llm.tokenizer, params)
+        self.deltas: list[list[CompletionDelta]] = [[] for _ in range(params.n)]
 
     def output(self, request_id: str) -> RequestOutput:
-        last = self.deltas[-1]
-        assert last.finish_reason is not None
-        completion = CompletionOutput(
-            index=0,
-            text="".join(d.text for d in self.deltas),
-            token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in self.deltas)),
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
+        outputs = tuple(map(CompletionOutput.join, self.deltas))
+        prompt_logprobs = self.deltas[0][0].prompt_logprobs
+        return RequestOutput(
+            request_id, self.prompt, tuple(self.prompt_ids), outputs, prompt_logprobs
         )
-        return RequestOutput(request_id, self.prompt, tuple(self.prompt_ids), (completion,))
 
 
 class LLM:
@@ -66,7 +67,7 @@ class LLM:
         self.config = EngineConfig(model=model, **settings)
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
-        self.core = EngineCore(self.config, path, progress)
+        self.core = EngineCore(self.config, path, self.tokenizer, progress)
         ready = self.core.ready
         self._intake = Intake(
             self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
@@ -84,7 +85,9 @@ class LLM:
             params: one for all, or one a prompt; None is SamplingParams().
 
         Raises:
-            InvalidRequestError: a prompt or its params can't be served; nothing was run.
+            InvalidRequestError: a prompt or its params can't be served; nothing was run, unless
+                it is a grammar that doesn't compile.
+            EngineError: the engine failed a request; the others are dropped.
         """
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Prompt] = [prompts] if one else prompts  # type: ignore[list-item,assignment]
@@ -98,7 +101,11 @@ class LLM:
         for prompt, p in zip(several, params, strict=True):
             ids = self._intake.prompt_ids(prompt, p)
             collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, p, self)
-        self._run(collectors)
+        try:
+            self._run(collectors)
+        except BaseException:
+            self._abandon(collectors)
+            raise
         return [collector.output(request_id) for request_id, collector in collectors.items()]
 
     def chat(
@@ -121,19 +128,44 @@ class LLM:
         for request_id, c in collectors.items():
             refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
             if refused is not None:
-                for other in collectors:
-                    self.core.abort(other)
-                raise InvalidRequestError(refused.error or "refused")
-        pending = set(collectors)
+                raise _as_error(refused)
         while self.core.has_work:
-            for out in self.core.step():
-                if out.request_id not in pending:
-                    continue  # its stop string came up while a step was in flight
+            with _interrupts_held():
+                outputs = self.core.step()
+            for out in outputs:
+                if out.error is not None:
+                    raise _as_error(out)
                 c = collectors[out.request_id]
-                reason = shown_stop_reason(out, c.params)
-                delta = c.detokenizer.add(out.token_ids, out.finish_reason, reason)
-                c.deltas.append(delta)
-                if delta.finish_reason is not None:
-                    pending.discard(out.request_id)
-                    if out.finish_reason is None:
-                        self.core.abort(out.request_id)
+                if (delta := c.choices.take(out)) is None:
+                    continue  # its stop string came up while a step was in flight
+                c.deltas[out.index].append(delta)
+                if delta.finish_reason is not None and out.finish_reason is None:
+                    self.core.abort(out.request_id, out.index)
+
+    def _abandon(self, collectors: dict[str, _Collector]) -> None:
+        """Leaves nothing of these requests behind, so that the next call starts clean."""
+        for request_id in collectors:
+            self.core.abort(request_id)
+        while self.core.has_work:
+            self.core.step()
+
+
+def _as_error(failed: Output) -> JaxserveError:
+    error: JaxserveError = getattr(errors, failed.error_kind or "", EngineError)(failed.error)
+    return error
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back for a step: in the middle of one, the device state is donated away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(*caught[0])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from jaxserve.config import EngineConfig
-from jaxserve.outputs import FinishReason
+from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -33,18 +33,21 @@ class Submit(Message, frozen=True):
     Args:
         request_id: chosen by the client process, never by a user.
         params: with max_tokens and seed filled in.
+        bad_words: token ids of params.bad_words.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     stop_token_ids: frozenset[int]
+    bad_words: list[list[int]] = []
 
 
 class Abort(Message, frozen=True):
-    """Ends a request; unknown ids are ignored, for the request may just have ended."""
+    """Ends a request, or one choice of it; unknown ids are ignored, for it may just have ended."""
 
     request_id: str
+    index: int | None = None
 
 
 class Shutdown(Message, frozen=True):
@@ -75,9 +78,12 @@ class Failed(Message, frozen=True):
 
 
 class Output(Message, frozen=True):
-    """News of one request.
+    """News of one choice of a request.
 
     Args:
+        index: which choice.
+        logprobs: one entry a token id, if they were asked for.
+        prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -88,6 +94,10 @@ class Output(Message, frozen=True):
     stop_reason: int | None = None
     error: str | None = None
     error_kind: str | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_position: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class Outputs(Message, frozen=True):

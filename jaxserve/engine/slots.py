@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.sampling.params import SamplingParams
-from scheduler import SlotStart, StepPlan
+from jaxserve.engine.sampling_state import SamplingRequest
+from jaxserve.sampling.rows import GREEDY_FLOATS, GREEDY_INTS, pack
+from scheduler import Sequence, SlotStart, StepPlan
 
 
 class SlotTable:
@@ -20,11 +21,9 @@ class SlotTable:
         self.block_tables = np.zeros((rows, table_width), np.int32)  # [N+1, W]
         self.num_computed = np.zeros(rows, np.int32)
         self.num_outputs = np.zeros(rows, np.int32)
-        self.seeds = np.zeros((rows, 2), np.int32)
-        self.top_k = np.zeros(rows, np.int32)
-        self.temperature = np.zeros(rows, np.float32)
-        self.top_p = np.ones(rows, np.float32)
-        self.min_p = np.zeros(rows, np.float32)
+        self.sampling_ints = np.tile(np.array(GREEDY_INTS, np.int32), (rows, 1))
+        self.sampling_floats = np.tile(np.array(GREEDY_FLOATS, np.float32), (rows, 1))
+        self.sequences: list[Sequence | None] = [None] * rows  # the last occupant of each
 
     def apply(self, plan: StepPlan) -> None:
         """Takes in a plan's new occupants and grown block tables."""
@@ -34,15 +33,13 @@ class SlotTable:
             self.block_tables[slot, index] = block
 
     def _occupy(self, start: SlotStart) -> None:
-        slot, blocks = start.slot, start.block_ids[0]
-        params: SamplingParams = start.sequence.request.payload
+        slot, blocks, sequence = start.slot, start.block_ids[0], start.sequence
+        request: SamplingRequest = sequence.request.payload
         self.block_tables[slot] = 0
         self.block_tables[slot, : len(blocks)] = blocks
         self.num_computed[slot] = start.num_computed_tokens
-        self.num_outputs[slot] = len(start.sequence.output_token_ids)
-        seed = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
-        self.seeds[slot] = np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32).view(np.int32)
-        self.top_k[slot] = params.top_k
-        self.temperature[slot] = params.temperature
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
+        self.num_outputs[slot] = len(sequence.output_token_ids)
+        self.sampling_ints[slot], self.sampling_floats[slot] = pack(
+            request.params, sequence.index, request.masks is not None
+        )
+        self.sequences[slot] = sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +13,41 @@ from flax import nnx
 from jax.stages import Compiled
 from tqdm import tqdm
 
-from jaxserve.engine.batch import (
-    StepFloats,
-    StepInts,
-    float_shapes,
-    int_shapes,
-    sampling_rows,
-    size,
-    split,
-)
+from jaxserve.engine.batch import StepInts, float_shape, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.paged_cache import PagedLayerCache, Pages
+from jaxserve.sampling.logprobs import Logprobs, prompt_logprobs, token_logprobs
+from jaxserve.sampling.processors import SamplingTables, count
+from jaxserve.sampling.rows import unpack
 from jaxserve.sampling.sampler import sample
 
-StepOutput = tuple[Pages, jax.Array, jax.Array]  # pages, last_tokens [N+1], sampled ids [S]
+
+class StepState(NamedTuple):
+    """Device state that a step takes over and gives back.
+
+    Args:
+        pages: the KV pool.
+        last_tokens: [N+1] int32, each slot's last sampled token.
+        tables: each slot's sampling tables.
+    """
+
+    pages: Pages
+    last_tokens: jax.Array
+    tables: SamplingTables
+
+
+class StepOutput(NamedTuple):
+    """What a step tells the host.
+
+    Args:
+        ids: [S] int32, sampled tokens; -1 where the logits weren't finite.
+        logprobs: of the sampled tokens, R = S; zeros if no row asks for them.
+        prompt_logprobs: of the targets, R = T; None in a pure decode.
+    """
+
+    ids: jax.Array
+    logprobs: Logprobs[jax.Array]
+    prompt_logprobs: Logprobs[jax.Array] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +58,23 @@ class StepProgram:
         graphdef: the model, split from its parameters once.
         structure: tree structure of the parameters, which travel as a flat list of leaves.
         width: block table width W.
+        vocab: tokens that may be drawn; the model's head may be padded beyond it.
     """
 
     graphdef: nnx.GraphDef
     structure: jax.tree_util.PyTreeDef
     width: int
+    vocab: int
 
-    def function(self, bucket: Bucket) -> Callable[..., StepOutput]:
-        """The step of one bucket: (params, pages, last_tokens, ints, floats) -> StepOutput."""
+    def function(self, bucket: Bucket) -> Callable[..., tuple[StepState, StepOutput]]:
+        """The step of one bucket: (params, state, ints, floats) -> (state, output)."""
 
         def step(
-            params: list[jax.Array],
-            pages: Pages,
-            last_tokens: jax.Array,
-            ints: jax.Array,
-            floats: jax.Array,
-        ) -> StepOutput:
+            params: list[jax.Array], state: StepState, ints: jax.Array, floats: jax.Array
+        ) -> tuple[StepState, StepOutput]:
             batch = StepInts(*split(ints, int_shapes(bucket, self.width)))
-            settings = StepFloats(*split(floats, float_shapes(bucket)))
+            rows = unpack(batch.settings, floats, batch.slots, batch.output_positions)
+            pages, last_tokens, tables = state
             model = nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, params))
             known = batch.tokens >= 0
             tokens = jnp.where(
@@ -71,12 +92,26 @@ class StepProgram:
                 )
                 for k, v in pages
             ]
+
+            def head(hidden: jax.Array) -> jax.Array:
+                return model.logits(hidden)[:, : self.vocab]
+
             hidden, caches = model(tokens, batch.positions, caches)
             ends = jnp.maximum(batch.query_starts[1:] - 1, 0)  # last token of each row
-            ids = sample(model.logits(hidden[ends]), sampling_rows(batch, settings))
-            kept = jnp.where(batch.keep > 0, ids, last_tokens[batch.slots])
-            last_tokens = last_tokens.at[batch.slots].set(kept)
-            return [(c.k_pages, c.v_pages) for c in caches], last_tokens, ids
+            logits = head(hidden[ends])
+            ids = sample(logits, rows, tables)
+            output = StepOutput(
+                ids,
+                token_logprobs(logits, jnp.maximum(ids, 0), rows.num_logprobs >= 0),
+                None if bucket.decode else prompt_logprobs(hidden, batch.targets, head, self.vocab),
+            )
+            kept = (batch.keep > 0) & (ids >= 0)
+            last_tokens = last_tokens.at[batch.slots].set(
+                jnp.where(kept, ids, last_tokens[batch.slots])
+            )
+            tables = tables._replace(counts=count(tables.counts, batch.slots, ids, kept))
+            pages = [(c.k_pages, c.v_pages) for c in caches]
+            return StepState(pages, last_tokens, tables), output
 
         return step
 
@@ -84,8 +119,7 @@ class StepProgram:
         self,
         buckets: tuple[Bucket, ...],
         params: list[jax.Array],
-        pages: Pages,
-        last_tokens: jax.Array,
+        state: StepState,
         progress: bool,
     ) -> dict[Bucket, Compiled]:
         """Compiles every bucket; tracing is serial, XLA's part runs in threads beside it."""
@@ -97,9 +131,9 @@ class StepProgram:
             futures = {}
             for bucket in buckets:
                 ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width)),), jnp.int32)
-                floats = jax.ShapeDtypeStruct((size(float_shapes(bucket)),), jnp.float32)
-                jitted = jax.jit(self.function(bucket), donate_argnums=(1, 2))
-                lowered = jitted.lower(params, pages, last_tokens, ints, floats)
+                floats = jax.ShapeDtypeStruct(float_shape(bucket), jnp.float32)
+                jitted = jax.jit(self.function(bucket), donate_argnums=1)
+                lowered = jitted.lower(params, state, ints, floats)
                 futures[bucket] = pool.submit(lowered.compile)
                 futures[bucket].add_done_callback(lambda _: bar.update())
             for bucket, future in futures.items():

@@ -2,30 +2,105 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from jaxserve.errors import InvalidRequestError
 
 MAX_TOP_K = 2**31 - 1
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+MAX_N = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the output must match: exactly one of these.
+
+    Args:
+        json: a JSON schema, as text or as an object.
+        regex: a regular expression that the whole output matches.
+        choice: the output is one of these strings.
+        grammar: a context-free grammar in Lark's notation, start symbol `start`.
+        json_object: any JSON object.
+
+    Raises:
+        InvalidRequestError: none is given, several are, or one is malformed. Whether a schema,
+            an expression or a grammar compiles is found out by the engine.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("json", "regex", "choice", "grammar") if getattr(self, n) is not None]
+        given += ["json_object"] * bool(self.json_object)
+        if len(given) != 1:
+            raise InvalidRequestError(
+                "structured_outputs takes exactly one of json, regex, choice, grammar and "
+                f"json_object; it had {', '.join(given) or 'none'}",
+                "structured_outputs",
+            )
+        if isinstance(self.json, Mapping):
+            object.__setattr__(self, "json", json.dumps(self.json))
+        elif self.json is not None:
+            try:
+                json.loads(self.json)
+            except ValueError as error:
+                raise InvalidRequestError(
+                    f"the JSON schema isn't valid JSON: {error}", "structured_outputs"
+                ) from None
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+            if not self.choice or not all(isinstance(c, str) and c for c in self.choice):
+                raise InvalidRequestError("choice takes non-empty strings", "structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose and end the tokens of one request.
 
+    The order on the device: allowed ids, bad words, min_tokens and logit_bias; penalties;
+    temperature; min_p, top_k, top_p, typical_p; the draw. Logprobs are those of the model, before
+    all of it.
+
     Args:
+        n: outputs of the one prompt; output i draws as seed + i does. At most MAX_N.
         temperature: 0 is greedy; otherwise logits are divided by it. Range [0, 2] as OpenAI.
         top_p: keep the smallest set of tokens whose probability reaches top_p. Range (0, 1].
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         min_p: keep tokens at least min_p times as likely as the likeliest. Range [0, 1].
+        typical_p: keep the tokens whose surprise is closest to the expected one, until their
+            probability reaches typical_p (Meister et al., 2023, section 3). Range (0, 1].
+        presence_penalty: subtracted from the logit of each token in the output. Range [-2, 2].
+        frequency_penalty: the same, times the token's count in the output. Range [-2, 2].
+        repetition_penalty: divides positive logits, and multiplies others, of each token in the
+            prompt or the output (Keskar et al., 2019, section 4.1). Greater than 0.
         seed: makes the draws reproducible whatever else runs; None draws a fresh one.
         max_tokens: most tokens to generate; None means up to the model's context length.
+        min_tokens: stop tokens, EOS included, can't be drawn before so many tokens.
         stop: strings that end the text; the text is cut before them.
         stop_token_ids: extra ids that end the output, beside the model's own EOS ids.
-        ignore_eos: go on after the model's EOS ids (stop_token_ids still end it).
+        include_stop_str_in_output: cut after the stop string or token instead.
+        bad_words: strings whose tokens may not appear in a row.
+        allowed_token_ids: only these can be drawn; None allows all.
+        logit_bias: added to the logits of token ids, each in [-100, 100].
+        logprobs: how many of the likeliest tokens to report at each position, beside the one
+            drawn; None reports nothing. Range [0, MAX_LOGPROBS].
+        prompt_logprobs: the same for the prompt's tokens.
+        ignore_eos: go on after the model's EOS ids (stop_token_ids still end it, and a structured
+            output that is complete ends all the same).
         skip_special_tokens: leave special tokens out of the text.
+        truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1 keeps what the
+            model can take.
+        structured_outputs: what the output must match.
 
     Raises:
         InvalidRequestError: names the field and its range.
@@ -41,43 +116,118 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    n: int = 1
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check("temperature", self.temperature, 0.0, 2.0)
-        self._check("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise InvalidRequestError("top_p must be greater than 0; it was 0", "top_p")
-        self._check("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        self._check("top_k", self.top_k, 0, MAX_TOP_K)
-        if self.seed is not None:
-            self._check("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            self._check("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        self._normalise()
+        self._check_ranges()
+        self._check_strings("stop", self.stop)
+        self._check_strings("bad_words", self.bad_words)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise InvalidRequestError("stop takes non-empty strings", "stop")
-
-    @staticmethod
-    def _check(name: str, value: float, low: float, high: float) -> None:
-        ok = isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
-        if isinstance(value, bool) or not ok:
+        if self.allowed_token_ids == ():
             raise InvalidRequestError(
-                f"{name} must be between {low} and {high}; it was {value!r}", name
+                "allowed_token_ids is empty: give at least one id", "allowed_token_ids"
+            )
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} token ids; it had "
+                f"{len(self.logit_bias)}",
+                "logit_bias",
+            )
+        for value in self.logit_bias.values():
+            self._check("logit_bias", value, -100.0, 100.0)
+
+    def _normalise(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(value))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.logit_bias is None:
+            object.__setattr__(self, "logit_bias", {})
+        try:
+            bias = {int(token): value for token, value in self.logit_bias.items()}
+        except (ValueError, AttributeError):
+            raise InvalidRequestError(
+                "logit_bias maps token ids to numbers", "logit_bias"
+            ) from None
+        object.__setattr__(self, "logit_bias", bias)
+
+    def _check_ranges(self) -> None:
+        self._check("n", self.n, 1, MAX_N, whole=True)
+        self._check("temperature", self.temperature, 0.0, 2.0)
+        for name in ("top_p", "typical_p", "repetition_penalty"):
+            value = getattr(self, name)
+            self._check(name, value, 0.0, 1e6 if name == "repetition_penalty" else 1.0)
+            if value == 0.0:
+                raise InvalidRequestError(f"{name} must be greater than 0; it was 0", name)
+        self._check("min_p", self.min_p, 0.0, 1.0)
+        self._check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self._check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._check("top_k", self.top_k, 0, MAX_TOP_K, whole=True)
+        optional = {
+            "seed": (-(2**63), 2**64 - 1),
+            "max_tokens": (1, 2**31 - 1),
+            "logprobs": (0, MAX_LOGPROBS),
+            "prompt_logprobs": (0, MAX_LOGPROBS),
+        }
+        for name, (low, high) in optional.items():
+            if getattr(self, name) is not None:
+                self._check(name, getattr(self, name), low, high, whole=True)
+        most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        self._check("min_tokens", self.min_tokens, 0, most, whole=True)
+        if self.truncate_prompt_tokens not in (None, -1):
+            self._check(
+                "truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1, whole=True
             )
 
+    @staticmethod
+    def _check(name: str, value: Any, low: float, high: float, whole: bool = False) -> None:
+        kinds = (int,) if whole else (int, float)
+        ok = isinstance(value, kinds) and math.isfinite(value) and low <= value <= high
+        if isinstance(value, bool) or not ok:
+            kind = "a whole number " if whole else ""
+            raise InvalidRequestError(
+                f"{name} must be {kind}between {low} and {high}; it was {value!r}", name
+            )
+
+    @staticmethod
+    def _check_strings(name: str, strings: tuple[str, ...]) -> None:
+        if any(not isinstance(s, str) or not s for s in strings):
+            raise InvalidRequestError(f"{name} takes non-empty strings", name)
+
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuses token ids that the model doesn't have (XLA would clamp them silently)."""
-        for token in self.stop_token_ids:
-            if not 0 <= token < vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids must be below the vocabulary size {vocab_size}; "
-                    f"one was {token}",
-                    "stop_token_ids",
-                )
+        """Refuses token ids that can't be drawn (XLA would clamp or drop them silently).
+
+        Args:
+            vocab_size: of the tokenizer; the model's may be padded beyond it.
+        """
+        fields: dict[str, Iterable[int]] = {
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "logit_bias": self.logit_bias,
+        }
+        for name, tokens in fields.items():
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} must hold ids from 0 to {vocab_size - 1}, the vocabulary's last; "
+                        f"one was {token}",
+                        name,
+                    )

@@ -2,77 +2,78 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+
+from jaxserve.sampling.processors import SamplingTables, process
+from jaxserve.sampling.rows import SamplingRows
 
 LANES = 256
 
 
-class SamplingRows(NamedTuple):
-    """One row's settings an entry.
+def sample(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> jax.Array:
+    """Token ids [S] int32 drawn from logits [S, V] float32; -1 where they aren't finite.
 
-    Args:
-        temperature: [S] float32; 0 is greedy.
-        top_p, min_p: [S] float32; 1 and 0 keep all.
-        top_k: [S] int32; 0 keeps all.
-        seed: [S, 2] uint32, high and low word.
-        position: [S] int32, index of the output token drawn.
+    Processors first (see there), then temperature, min_p, top_k, top_p and typical_p, then the
+    draw, which depends on a row's seed and position alone. A batch whose rows are all greedy and
+    plain costs an argmax; one without processors doesn't pay for them.
     """
+    processed = jnp.any(rows.processed)
 
-    temperature: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    top_k: jax.Array
-    seed: jax.Array
-    position: jax.Array
+    def whole() -> jax.Array:
+        changed = jax.lax.cond(processed, lambda: process(logits, rows, tables), lambda: logits)
+        likeliest = _argmax(changed)
+        drawn = jax.lax.cond(
+            jnp.any(rows.temperature > 0), lambda: _draw(changed, rows), lambda: likeliest
+        )
+        return jnp.where((rows.temperature > 0) & (likeliest >= 0), drawn, likeliest)
+
+    return jax.lax.cond(processed | jnp.any(rows.temperature > 0), whole, lambda: _argmax(logits))
 
 
-def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Token ids [S] int32 drawn from logits [S, V] float32.
-
-    Temperature first, then min_p, top_k and top_p, then the draw, which depends on a row's seed
-    and position alone. A batch whose rows are all greedy costs an argmax.
-    """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jax.lax.cond(
-        jnp.any(rows.temperature > 0),
-        lambda: jnp.where(rows.temperature > 0, _draw(logits, rows), greedy),
-        lambda: greedy,
-    )
+def _argmax(logits: jax.Array) -> jax.Array:
+    """The likeliest token [S]; -1 if a logit is NaN or inf, or none is finite."""
+    ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)  # of the NaN if there is one
+    return jnp.where(jnp.isfinite(jnp.take_along_axis(logits, ids, axis=-1)), ids, -1)[:, 0]
 
 
 def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
-    scaled = logits / temperature[:, None]
-    scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
-    weights = jnp.exp(scaled)  # [S, V], the likeliest is 1
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(below / temperature[:, None])  # [S, V], the likeliest is 1
     weights = jnp.where(weights >= rows.min_p[:, None], weights, 0.0)
     vocab = logits.shape[-1]
-    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    weights = _keep_at_least(weights, jnp.ones_like(weights), top_k.astype(jnp.float32))
-    nucleus = jnp.where(rows.top_p < 1, rows.top_p * jnp.sum(weights, axis=-1), jnp.inf)
-    weights = _keep_at_least(weights, weights, nucleus)
+    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), jnp.inf)
+    weights = _keep_at_least(weights, weights, jnp.ones_like(weights), top_k)
+    weights = _keep_at_least(weights, weights, weights, _share(weights, rows.top_p))
+    weights = jax.lax.cond(
+        jnp.any(rows.typical_p < 1), lambda: _keep_typical(weights, rows.typical_p), lambda: weights
+    )
 
-    def uniforms(seed: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(key, position), (2,))
-
-    return _invert(weights, jax.vmap(uniforms)(rows.seed, rows.position))
+    return _invert(weights, _uniforms(rows.seed, rows.position))
 
 
-def _invert(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
+def _uniforms(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two numbers [S] in [0, 1) from seed [S, 2] and position [S]: one Threefry block each, keyed
+    by the seed, whose counter is the position (Salmon et al., 2011)."""
+    counter = position.astype(jnp.uint32)
+    words = threefry2x32_p.bind(seed[:, 0], seed[:, 1], counter, jnp.zeros_like(counter))
+    first, second = ((word >> 8).astype(jnp.float32) * 2.0**-24 for word in words)
+    return first, second
+
+
+def _invert(weights: jax.Array, uniforms: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Draws from weights [S, V] by inverting their cumulative sum, in two levels.
 
-    The first uniform of a row [S, 2] chooses a run of LANES tokens, the second a token in it: two
+    The first uniform [S] of a row chooses a run of LANES tokens, the second a token in it: two
     short sums instead of one over V, and finer than one 24-bit uniform.
     """
     rows, vocab = weights.shape
     runs = jnp.pad(weights, ((0, 0), (0, -vocab % LANES))).reshape(rows, -1, LANES)
-    run = _first_above(jnp.sum(runs, axis=-1), uniforms[:, 0])
+    run = _first_above(jnp.sum(runs, axis=-1), uniforms[0])
     chosen = jnp.take_along_axis(runs, run[:, None, None], axis=1)[:, 0]
-    return run * LANES + _first_above(chosen, uniforms[:, 1])
+    return run * LANES + _first_above(chosen, uniforms[1])
 
 
 def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -86,14 +87,31 @@ def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     return jnp.argmax(cumulative > target[:, None], axis=-1).astype(jnp.int32)
 
 
-def _keep_at_least(weights: jax.Array, mass: jax.Array, target: jax.Array) -> jax.Array:
-    """Zeroes the small weights [S, V], keeping the fewest likeliest whose mass reaches target [S].
+def _share(weights: jax.Array, share: jax.Array) -> jax.Array:
+    """The mass [S] that is `share` [S] of the whole; inf for all of it."""
+    return jnp.where(share < 1, share * jnp.sum(weights, axis=-1), jnp.inf)
 
-    Tokens as likely as the last one kept stay too. The threshold is found by bisection on the bits
-    of the weights (order of non-negative floats is the order of their bits), so it is exact and
-    needs no sort. A target that all mass can't reach keeps everything.
+
+def _keep_typical(weights: jax.Array, typical_p: jax.Array) -> jax.Array:
+    """Keeps the weights [S, V] whose surprise is closest to the entropy."""
+    surprise = jnp.where(weights > 0, -jnp.log(weights), 0.0)  # up to the same constant a row
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    entropy = jnp.sum(weights * surprise, axis=-1, keepdims=True) / total
+    score = jnp.where(weights > 0, 1 / (1 + jnp.abs(surprise - entropy)), 0.0)
+    return _keep_at_least(weights, score, weights, _share(weights, typical_p))
+
+
+def _keep_at_least(
+    weights: jax.Array, score: jax.Array, mass: jax.Array, target: jax.Array
+) -> jax.Array:
+    """Zeroes weights [S, V], keeping the fewest of best score [S, V] whose mass reaches target [S].
+
+    Tokens that score as high as the last one kept stay too. The threshold is found by bisection on
+    the bits of the scores, in [0, 1] (order of non-negative floats is the order of their bits), so
+    it is exact and needs no sort. A target of inf keeps everything; when all are, nothing is
+    searched.
     """
-    bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
+    bits = jax.lax.bitcast_convert_type(score, jnp.int32)
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds  # mass above `low` reaches the target, mass above `high` doesn't
@@ -101,7 +119,8 @@ def _keep_at_least(weights: jax.Array, mass: jax.Array, target: jax.Array) -> ja
         enough = jnp.sum(jnp.where(bits >= middle[:, None], mass, 0.0), axis=-1) >= target
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    low = jnp.zeros(weights.shape[0], jnp.int32)
+    low = jnp.zeros(score.shape[0], jnp.int32)
     high = jnp.full_like(low, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
-    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
+    passes = jnp.where(jnp.any(target < jnp.inf), 31, 0)
+    low, _ = jax.lax.fori_loop(0, passes, halve, (low, high))
     return jnp.where(bits >= low[:, None], weights, 0.0)

@@ -31,7 +31,8 @@ class Detokenizer:
         hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
         kind = _ByteDecoder if tokenizer.is_byte_level else _WindowDecoder
         self._decoder: _Decoder = kind(tokenizer, hidden)
-        self._stop = _StopStrings(params.stop)
+        self._stop = _StopStrings(params.stop, params.include_stop_str_in_output)
+        self._shows_stop = params.include_stop_str_in_output
         self._index = index
         self.finished = False
 
@@ -46,8 +47,8 @@ class Detokenizer:
         Bytes of an unfinished character are held back, and text that may yet turn into a stop
         string; the end releases both. When a stop string appears, the text ends before it and the
         ids with the token that completed it, and finish_reason becomes "stop" whatever was given.
-        A token that ended the output (finish_reason "stop") isn't shown. After the end, nothing
-        more comes: empty deltas.
+        A token that ended the output (finish_reason "stop") isn't shown. Either stays in the text
+        if the params include it. After the end, nothing more comes: empty deltas.
 
         Args:
             token_ids: one or more, or none with a finish_reason.
@@ -55,7 +56,7 @@ class Detokenizer:
         """
         if self.finished:
             return CompletionDelta(self._index, "")
-        shown = len(token_ids) - (finish_reason == "stop")
+        shown = len(token_ids) - (finish_reason == "stop" and not self._shows_stop)
         parts = []
         for count, token_id in enumerate(token_ids[: max(shown, 0)], start=1):
             parts.append(self._stop.add(self._decoder.add(token_id)))
@@ -137,11 +138,11 @@ class _WindowDecoder:
 
 
 class _StopStrings:
-    """Passes text on up to the first stop string: the one complete first, and of those that end
-    together the longest. Holds back only an end that one of them begins with."""
+    """Passes text on up to the first stop string, or past it: the one complete first, and of those
+    that end together the longest. Holds back only an end that one of them begins with."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
-        self._stop = stop
+    def __init__(self, stop: tuple[str, ...], included: bool) -> None:
+        self._stop, self._included = stop, included
         self._longest = max(map(len, stop), default=0)
         self._held = ""
         self.matched: str | None = None
@@ -152,9 +153,9 @@ class _StopStrings:
         text = self._held + text
         found = [(at + len(s), at, s) for s in self._stop if (at := text.find(s)) >= 0]
         if found:
-            _, at, self.matched = min(found)
+            end, at, self.matched = min(found)
             self._held = ""
-            return text[:at]
+            return text[: end if self._included else at]
         keep = self._partial(text)
         cut = len(text) - keep
         self._held = text[cut:]

@@ -49,6 +49,10 @@ class Tokenizer:
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
+        # One more than the highest id, which gaps may set above the count.
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.num_ids = 1 + max(vocabulary.values(), default=-1)
+        self.longest_piece = max(map(len, vocabulary), default=1)  # characters
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
@@ -66,7 +70,9 @@ class Tokenizer:
             add_special_tokens: put BOS (and EOS) around it where the model's files say so; a text
                 that begins with BOS gets no second one.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: encode() would hold the GIL all the while, encode_batch() lets it go.
+        batch = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
             del ids[0]
         return ids
@@ -157,6 +163,8 @@ def _from_folder(path: Path) -> Tokenizer:
             special_tokens[f"{kind}_token"] = content
     ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
     generation = _read_json(path / "generation_config.json").get("eos_token_id")
+    if generation is None:
+        generation = _read_json(path / "config.json").get("eos_token_id")
     more = generation if isinstance(generation, list) else [generation]
     return Tokenizer(
         backend,

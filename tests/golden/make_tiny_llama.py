@@ -4,9 +4,9 @@
 
 needs torch and transformers 5, and none of this project's code. A random Llama that differs where
 mistakes hide: head size apart from hidden / heads, grouped queries, an untied head, norms that
-aren't 1, a vocabulary padded beyond its tokenizer (259 ids). Arrays: `config` (JSON of
-config.json), `weight:NAME` (float16, exact), and for i in 0, 1, 2 `prompt_i` [T], `logits_i`
-[T, V] and `greedy_i` [32].
+aren't 1, a vocabulary padded beyond its tokenizer (259 ids), which the greedy tokens leave out.
+Arrays: `config` (JSON of config.json), `weight:NAME` (float16, exact), and for i in 0, 1, 2
+`prompt_i` [T], `logits_i` [T, V] and `greedy_i` [32].
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CONFIG = {
 }
 PROMPT_LENGTHS = (1, 17, 50)
 NEW_TOKENS = 32
+TOKENIZER_IDS = 259
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
             ids = torch.randint(0, 256, (length,)).tolist()
             prompt, logits = list(ids), model(torch.tensor([ids])).logits[0]
             for _ in range(NEW_TOKENS):
-                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1, :TOKENIZER_IDS].argmax()))
             arrays[f"prompt_{i}"] = np.array(prompt, np.int32)
             arrays[f"logits_{i}"] = logits.numpy()
             arrays[f"greedy_{i}"] = np.array(ids[length:], np.int32)

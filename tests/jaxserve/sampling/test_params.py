@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,26 @@ from jaxserve.sampling.params import SamplingParams
         ("max_tokens", 0),
         ("stop", ("",)),
         ("stop", ("x",) * 17),
+        ("n", 0),
+        ("n", 1.0),
+        ("n", 129),
+        ("typical_p", 0.0),
+        ("typical_p", 1.01),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("min_tokens", -1),
+        ("min_tokens", 17),  # above max_tokens
+        ("bad_words", ("",)),
+        ("allowed_token_ids", ()),
+        ("logit_bias", {5: 101.0}),
+        ("logit_bias", {"five": 1.0}),
+        ("logit_bias", dict.fromkeys(range(301), 1.0)),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", 0),
     ],
 )
 def test_out_of_range_names_the_field(field: str, value: object) -> None:
@@ -38,8 +59,34 @@ def test_one_stop_string_and_all_of_top_k_are_spelled_as_vllm_does() -> None:
     assert params.top_k == 0
 
 
-def test_stop_ids_outside_the_vocabulary_are_refused() -> None:
-    params = SamplingParams(stop_token_ids=(5, 100))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop_token_ids", (5, 100)), ("allowed_token_ids", (100,)), ("logit_bias", {"100": 1.0})],
+)
+def test_ids_outside_the_vocabulary_are_refused(field: str, value: object) -> None:
+    params = SamplingParams(**{field: value})
     params.check_vocabulary(101)
-    with pytest.raises(InvalidRequestError, match="stop_token_ids"):
+    with pytest.raises(InvalidRequestError, match=field):
         params.check_vocabulary(100)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"json": "{}", "regex": "a"}, {"json": "{"}, {"choice": ()}, {"choice": ("a", "")}],
+)
+def test_a_structured_output_is_one_thing(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StructuredOutputsParams(**fields)
+    assert caught.value.param == "structured_outputs"
+
+
+def test_params_cross_the_process_boundary_whole() -> None:
+    params = SamplingParams(
+        n=2,
+        logit_bias={"7": 1.5},
+        allowed_token_ids=[1, 2],
+        structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+    )
+    packed = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(packed, type=SamplingParams) == params
+    assert params.logit_bias == {7: 1.5}

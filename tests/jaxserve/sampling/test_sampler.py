@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling.sampler import SamplingRows, _keep_at_least, sample
+from jaxserve.sampling.processors import SamplingTables
+from jaxserve.sampling.rows import SamplingRows
+from jaxserve.sampling.sampler import _keep_at_least
+from jaxserve.sampling.sampler import sample as sample_with_tables
 
 VOCAB = 64
 DRAWS = 20_000
@@ -17,22 +20,41 @@ LOGITS = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
 
 
 def rows(n: int, **settings: float) -> SamplingRows:
-    def full(name: str, default: float, dtype: type) -> jax.Array:
+    def full(name: str, default: float, dtype: type = jnp.float32) -> jax.Array:
         return jnp.full(n, settings.get(name, default), dtype)
 
     seeds = jnp.stack([jnp.zeros(n, jnp.uint32), jnp.arange(n, dtype=jnp.uint32)], axis=1)
     return SamplingRows(
-        temperature=full("temperature", 1.0, jnp.float32),
-        top_p=full("top_p", 1.0, jnp.float32),
-        min_p=full("min_p", 0.0, jnp.float32),
-        top_k=full("top_k", 0, jnp.int32),
-        seed=seeds,
+        slot=jnp.zeros(n, jnp.int32),
         position=jnp.zeros(n, jnp.int32),
+        seed=seeds,
+        top_k=full("top_k", 0, jnp.int32),
+        num_logprobs=jnp.full(n, -1, jnp.int32),
+        masked=jnp.zeros(n, bool),
+        biased=jnp.zeros(n, bool),
+        temperature=full("temperature", 1.0),
+        top_p=full("top_p", 1.0),
+        min_p=full("min_p", 0.0),
+        typical_p=full("typical_p", 1.0),
+        repetition=full("repetition", 1.0),
+        presence=full("presence", 0.0),
+        frequency=full("frequency", 0.0),
     )
 
 
-def expected(temperature: float = 1.0, top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0):
-    """The definition, in float64: temperature, min_p, top_k, top_p, renormalise."""
+@jax.jit
+def sample(logits: jax.Array, settings: SamplingRows) -> jax.Array:
+    return sample_with_tables(logits, settings, SamplingTables.allocate(1, logits.shape[-1]))
+
+
+def expected(
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    typical_p: float = 1.0,
+) -> np.ndarray:
+    """The definition, in float64: temperature, min_p, top_k, top_p, typical_p, renormalise."""
     p = np.exp(LOGITS.astype(np.float64) / temperature)
     p /= p.sum()
     p[p < min_p * p.max()] = 0
@@ -42,24 +64,41 @@ def expected(temperature: float = 1.0, top_p: float = 1.0, min_p: float = 0.0, t
     p /= p.sum()
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= top_p]] = 0
+    p /= p.sum()
+    if typical_p < 1:
+        surprise = np.full(VOCAB, np.inf)
+        surprise[p > 0] = -np.log(p[p > 0])
+        entropy = (p[p > 0] * surprise[p > 0]).sum()
+        order = np.argsort(np.abs(surprise - entropy))
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= typical_p]] = 0
     return p / p.sum()
+
+
+ALONE = [
+    {"temperature": 0.5},
+    {"temperature": 1.7},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"typical_p": 0.6},
+]
+PAIRS = [a | b for i, a in enumerate(ALONE[1:]) for b in ALONE[i + 2 :]]
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"temperature": 0.5},
-        {"temperature": 1.7},
-        {"top_k": 5},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
-        {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+        *ALONE,
+        *PAIRS,
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9},
     ],
+    ids=str,
 )
 def test_draws_follow_the_distribution(settings: dict[str, float]) -> None:
     logits = jnp.broadcast_to(jnp.asarray(LOGITS), (DRAWS, VOCAB))
-    ids = np.asarray(jax.jit(sample)(logits, rows(DRAWS, **settings)))
+    ids = np.asarray(sample(logits, rows(DRAWS, **settings)))
     counts = np.bincount(ids, minlength=VOCAB)
     p = expected(**settings)
     assert counts[p == 0].sum() == 0
@@ -109,5 +148,19 @@ def test_threshold_keeps_ties_and_is_exact() -> None:
     weights = jnp.array([[0.5, 0.25, 0.25, 0.125, 0.0625]])
     ones = jnp.ones_like(weights)
     for k, kept in [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5), (9, 5)]:
-        out = _keep_at_least(weights, ones, jnp.array([float(k)]))
+        out = _keep_at_least(weights, weights, ones, jnp.array([float(k)]))
         assert int((out > 0).sum()) == kept, k
+
+
+def test_rows_whose_logits_are_not_finite_are_told_apart() -> None:
+    logits = np.tile(LOGITS, (6, 1))
+    logits[1, 5], logits[2, 7], logits[3] = np.nan, np.inf, -np.inf
+    for temperature in (0.0, 1.0):
+        ids = np.asarray(sample(jnp.asarray(logits), rows(6, temperature=temperature)))
+        assert ids[1:4].tolist() == [-1, -1, -1]
+        assert (ids[[0, 4, 5]] >= 0).all()
+
+
+def test_the_smallest_temperature_is_greedy_and_nothing_overflows() -> None:
+    logits = jnp.asarray(1e4 * LOGITS)[None]
+    assert int(sample(logits, rows(1, temperature=1e-30))[0]) == LOGITS.argmax()

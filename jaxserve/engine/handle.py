@@ -1,0 +1,95 @@
+"""A step in flight: what the device will have to say, and about whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from jaxserve.engine.step import StepOutput
+from jaxserve.outputs import TokenLogprobs
+from jaxserve.sampling.logprobs import Logprobs
+from scheduler import Sequence
+
+MIN_LOGPROB = -9999.0  # in place of -inf, which JSON can't hold
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens whose logprobs a step computes.
+
+    Args:
+        first: row of the first in the step's prompt logprobs.
+        position: of the first in the prompt.
+        token_ids: the tokens.
+    """
+
+    sequence: Sequence
+    first: int
+    position: int
+    token_ids: list[int]
+
+
+@dataclass(slots=True)
+class StepHandle:
+    """A step in flight.
+
+    Args:
+        rows: the plan's rows; the rest of the output is padding.
+        logprob_rows: rows whose tokens' logprobs were asked for.
+    """
+
+    output: StepOutput
+    rows: int
+    logprob_rows: dict[Sequence, int] = field(default_factory=dict)
+    prompt_spans: list[PromptSpan] = field(default_factory=list)
+
+    def start_copies(self) -> None:
+        """Sends what will be read to the host as soon as it is there."""
+        self.output.ids.copy_to_host_async()
+        for wanted, logprobs in (
+            (self.logprob_rows, self.output.logprobs),
+            (self.prompt_spans, self.output.prompt_logprobs),
+        ):
+            if wanted and logprobs is not None:
+                for array in logprobs:
+                    array.copy_to_host_async()
+
+    def wait(self) -> list[int]:
+        """One sampled id a row of the plan, once the device has them; -1 where it failed."""
+        return np.asarray(self.output.ids)[: self.rows].tolist()
+
+    def logprobs(self, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
+        """The logprobs of the sampled ids that were asked for."""
+        if not self.logprob_rows:
+            return {}
+        arrays = _on_host(self.output.logprobs)
+        return {
+            sequence: _entry(arrays, row, ids[row], sequence.request.payload.params.logprobs)
+            for sequence, row in self.logprob_rows.items()
+        }
+
+    def prompt_logprobs(self) -> Iterator[tuple[PromptSpan, list[TokenLogprobs]]]:
+        """The logprobs of prompt tokens, span by span."""
+        if not self.prompt_spans:
+            return
+        assert self.output.prompt_logprobs is not None
+        arrays = _on_host(self.output.prompt_logprobs)
+        for span in self.prompt_spans:
+            most = span.sequence.request.payload.params.prompt_logprobs
+            rows = enumerate(span.token_ids, span.first)
+            yield span, [_entry(arrays, row, token, most) for row, token in rows]
+
+
+def _on_host(logprobs: Logprobs[jax.Array]) -> Logprobs[np.ndarray]:
+    chosen, rank, top_ids, top = map(np.asarray, logprobs)
+    return Logprobs(chosen, rank, top_ids, top)
+
+
+def _entry(arrays: Logprobs[np.ndarray], row: int, token: int, most: int) -> TokenLogprobs:
+    ids = arrays.top_ids[row, :most].tolist()
+    top = np.maximum(arrays.top[row, :most], MIN_LOGPROB).tolist()
+    chosen = max(float(arrays.chosen[row]), MIN_LOGPROB)
+    return TokenLogprobs(token, chosen, int(arrays.rank[row]), tuple(zip(ids, top, strict=True)))

@@ -1,0 +1,123 @@
+"""The device's sampling tables: filled when a sequence takes a slot, masks kept up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.sampling.grammar import GrammarError
+from jaxserve.sampling.masks import MaskRules, TokenMask
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
+from jaxserve.sampling.rows import is_penalised
+from scheduler import Sequence, SlotStart
+
+# Rows that one call writes.
+COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """What the engine keeps of a request for its sampling: the scheduler's payload.
+
+    Args:
+        masks: rules of its token masks; None if any token may be drawn at any time.
+    """
+
+    params: SamplingParams
+    masks: MaskRules | None = None
+
+
+class SamplingState:
+    """Writes rows of the tables. Those of requests that ask for nothing are never touched.
+
+    Args:
+        tables: the device's tables, as the step was compiled for.
+    """
+
+    def __init__(self, tables: SamplingTables) -> None:
+        self._vocab = tables.counts.shape[1]
+        self._count_rows = _Writer(tables.counts, COUNTS_ROWS)
+        self._mask_rows = _Writer(tables.masks, MASK_ROWS)
+        self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
+        self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
+        self._unwritten: set[int] = set()  # slots whose first mask is still to come
+        self.failed: list[tuple[Sequence, str]] = []  # sequences that broke their grammar
+
+    def start(self, start: SlotStart) -> None:
+        """Takes in the slot's new occupant."""
+        sequence, slot = start.sequence, start.slot
+        request: SamplingRequest = sequence.request.payload
+        self._masks.pop(slot, None)
+        if request.masks is not None:
+            self._masks[slot] = (sequence, TokenMask(request.masks))
+            self._unwritten.add(slot)
+        if is_penalised(request.params):
+            prompt, outputs = sequence.request.prompt_token_ids, sequence.output_token_ids
+            self._count_rows.add(slot, counts_row(prompt, outputs, self._vocab))
+        if request.params.logit_bias:
+            self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
+
+    def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
+        """Brings the masks of rows that draw output tokens at `positions` up to date."""
+        if not self._masks:
+            return
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            if slot not in self._masks:
+                continue
+            sequence, mask = self._masks[slot]
+            if slot not in self._unwritten and not mask.changes(position):
+                continue
+            self._unwritten.discard(slot)
+            try:
+                row = mask.row(position, sequence.output_token_ids)
+            except GrammarError as error:
+                del self._masks[slot]
+                self.failed.append((sequence, str(error)))
+            else:
+                self._mask_rows.add(slot, row)
+
+    def upload(self, tables: SamplingTables) -> SamplingTables:
+        """The tables with all that is pending written; they are donated."""
+        return SamplingTables(
+            self._count_rows.upload(tables.counts),
+            self._mask_rows.upload(tables.masks),
+            self._bias_rows.upload(tables.bias),
+        )
+
+    def warm_up(self, tables: SamplingTables) -> SamplingTables:
+        """Runs every program once, on the spare row."""
+        for writer in (self._count_rows, self._mask_rows, self._bias_rows):
+            writer.add(writer.spare, np.zeros(writer.shape, np.int32))
+        return self.upload(tables)
+
+
+class _Writer:
+    """Rows of one table that wait to be uploaded, and the program that writes `size` of them."""
+
+    def __init__(self, table: jax.Array, size: int) -> None:
+        def write(table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
+            return table.at[slots].set(rows)
+
+        self.spare, self.shape, self._size = table.shape[0] - 1, table.shape[1:], size
+        slots = jax.ShapeDtypeStruct((size,), jnp.int32)
+        rows = jax.ShapeDtypeStruct((size, *self.shape), jnp.int32)
+        self._write = jax.jit(write, donate_argnums=0).lower(table, slots, rows).compile()
+        self._pending: list[tuple[int, np.ndarray]] = []
+
+    def add(self, slot: int, row: np.ndarray) -> None:
+        self._pending.append((slot, row))
+
+    def upload(self, table: jax.Array) -> jax.Array:
+        while self._pending:
+            # Fresh arrays: the device may still read them when the next are filled.
+            slots = np.full(self._size, self.spare, np.int32)
+            rows = np.zeros((self._size, *self.shape), np.int32)
+            for i, (slot, row) in enumerate(self._pending[: self._size]):
+                slots[i], rows[i] = slot, row
+            del self._pending[: self._size]
+            table = self._write(table, slots, rows)
+        return table

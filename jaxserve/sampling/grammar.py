@@ -1,0 +1,104 @@
+"""Structured output by llguidance: a grammar compiled once, and its state along one output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from jaxserve.errors import InvalidRequestError, JaxserveError
+from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.sampling.processors import mask_words
+
+CACHED_GRAMMARS = 128
+
+
+class GrammarError(JaxserveError):
+    """The output can't go on under its grammar."""
+
+
+class Grammar:
+    """A compiled grammar; start() gives the state of an output that has yet to begin."""
+
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
+        self._matcher, self._words = matcher, words
+
+    def start(self) -> GrammarState:
+        return GrammarState(self._matcher.deep_copy(), self._words)
+
+
+class GrammarState:
+    """Follows one output, token by token."""
+
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
+        self._matcher = matcher
+        self._bits = np.zeros(words, np.int32)
+        self._consumed = 0
+
+    def mask(self, outputs: Sequence[int]) -> np.ndarray:
+        """Packed bits of the tokens that may follow `outputs`, which go on from the last call's.
+
+        The array is reused by the next call.
+
+        Raises:
+            GrammarError: they break the grammar, or it is too complex to follow.
+        """
+        new = list(outputs[self._consumed :])
+        self._consumed += len(new)
+        for token in new:
+            if not self._matcher.consume_token(token):
+                break
+        else:
+            self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(_first_line(self._matcher.get_error()))
+        return self._bits
+
+
+class GrammarCompiler:
+    """Compiles structured outputs for one vocabulary. Safe to use from several threads.
+
+    Args:
+        tokenizer_json: a `tokenizers` tokenizer as JSON.
+        vocab: tokens that may be drawn, V.
+        eos_token_ids: ids that may end a complete output.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab: int, eos_token_ids: Sequence[int]) -> None:
+        self._words = mask_words(vocab)
+        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=list(eos_token_ids))
+        self._cached = lru_cache(CACHED_GRAMMARS)(self._compile)
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """Raises InvalidRequestError for what llguidance refuses, with its message."""
+        return self._cached(_source(params))
+
+    def _compile(self, source: str) -> Grammar:
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise InvalidRequestError(
+                f"the grammar can't be used: {_first_line(matcher.get_error())}",
+                "structured_outputs",
+            )
+        return Grammar(matcher, self._words)
+
+
+def _source(params: StructuredOutputsParams) -> str:
+    if params.json_object:
+        return LLMatcher.grammar_from_json_schema({"type": "object"})
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        words = " | ".join(json.dumps(word, ensure_ascii=False) for word in params.choice)
+        return LLMatcher.grammar_from_lark(f"start: {words}")
+    if params.grammar is not None:
+        return LLMatcher.grammar_from_lark(params.grammar)
+    assert isinstance(params.json, str)
+    return LLMatcher.grammar_from_json_schema(params.json)
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0] if message.strip() else "unknown reason"

@@ -1,0 +1,104 @@
+"""Which tokens a row may draw, kept on the host as packed bits and uploaded when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.sampling.grammar import Grammar, GrammarState
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.processors import WORD, mask_words
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRules:
+    """A request's rules; each of its outputs starts a TokenMask of its own.
+
+    Args:
+        allowed: [V] bool, tokens that are never ruled out by themselves.
+        stop_ids, min_tokens: these ids are ruled out before so many tokens.
+        phrases: token ids that may not follow one another, each two or more.
+        grammar: what the output must match.
+    """
+
+    allowed: np.ndarray
+    stop_ids: tuple[int, ...]
+    min_tokens: int
+    phrases: tuple[tuple[int, ...], ...]
+    grammar: Grammar | None
+
+    @classmethod
+    def build(
+        cls,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        bad_words: Sequence[Sequence[int]],
+        grammar: Grammar | None,
+        vocab: int,
+    ) -> MaskRules | None:
+        """The rules of a request; None if any token may be drawn at any time.
+
+        Args:
+            bad_words: the token ids of params.bad_words.
+        """
+        early = params.min_tokens > 0 and bool(stop_ids)
+        if not (early or bad_words or grammar or params.allowed_token_ids):
+            return None
+        allowed = np.full(vocab, params.allowed_token_ids is None)
+        allowed[list(params.allowed_token_ids or ())] = True
+        allowed[[word[0] for word in bad_words if len(word) == 1]] = False
+        return cls(
+            allowed,
+            tuple(i for i in stop_ids if i < vocab),
+            params.min_tokens if early else 0,
+            tuple(tuple(word) for word in bad_words if len(word) > 1),
+            grammar,
+        )
+
+    @property
+    def needs_each_token(self) -> bool:
+        """Whether the mask depends on which tokens were drawn, not only on how many."""
+        return bool(self.phrases) or self.grammar is not None
+
+
+class TokenMask:
+    """The mask of one output as it grows."""
+
+    def __init__(self, rules: MaskRules) -> None:
+        self._rules = rules
+        self._grammar: GrammarState | None = rules.grammar.start() if rules.grammar else None
+
+    def changes(self, position: int) -> bool:
+        """Whether the mask of output token `position` may differ from the one before."""
+        return self._rules.needs_each_token or position == self._rules.min_tokens
+
+    def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
+        """The packed mask [ceil(V / 32)] int32 of output token `position`.
+
+        Args:
+            outputs: the tokens before it, if the rules need them.
+
+        Raises:
+            GrammarError: the outputs break the grammar, or it has grown too complex.
+        """
+        rules = self._rules
+        allowed = rules.allowed
+        ended = [p[-1] for p in rules.phrases if p[:-1] == tuple(outputs[-(len(p) - 1) :])]
+        early = rules.stop_ids if position < rules.min_tokens else ()
+        if ended or early:
+            allowed = allowed.copy()
+            allowed[[*ended, *early]] = False
+        row = pack_mask(allowed)
+        if self._grammar is None:
+            return row
+        row &= self._grammar.mask(outputs)
+        return row
+
+
+def pack_mask(allowed: np.ndarray) -> np.ndarray:
+    """Bits [ceil(V / 32)] int32 of a mask [V] bool."""
+    padded = np.zeros(mask_words(len(allowed)) * WORD, np.bool_)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view(np.int32)

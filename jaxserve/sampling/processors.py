@@ -1,0 +1,86 @@
+"""What changes logits before the draw: bias, masks and penalties, from tables on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.sampling.params import MAX_LOGIT_BIAS
+from jaxserve.sampling.rows import SamplingRows
+
+WORD = 32  # bits of a mask word
+
+
+class SamplingTables(NamedTuple):
+    """Persistent state, one row a slot; rows of slots that don't ask for it may hold anything.
+
+    Args:
+        counts: [N+1, V] int32, twice a token's count in the output, plus 1 if the prompt has it.
+            The step keeps it up to date.
+        masks: [N+1, ceil(V / 32)] int32, bit i of word w set where token 32 w + i may be drawn.
+        bias: [N+1, 2, MAX_LOGIT_BIAS] int32, token ids (V is none) and bits of float32 values.
+    """
+
+    counts: jax.Array
+    masks: jax.Array
+    bias: jax.Array
+
+    @classmethod
+    def allocate(cls, rows: int, vocab: int) -> SamplingTables:
+        return cls(
+            jnp.zeros((rows, vocab), jnp.int32),
+            jnp.zeros((rows, mask_words(vocab)), jnp.int32),
+            jnp.zeros((rows, 2, MAX_LOGIT_BIAS), jnp.int32),
+        )
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask over `vocab` tokens."""
+    return -(-vocab // WORD)
+
+
+def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> jax.Array:
+    """Logits [S, V] float32 with bias added, masked tokens at -inf, and penalties applied."""
+    vocab = logits.shape[-1]
+    bias = tables.bias[rows.slot]  # [S, 2, MAX_LOGIT_BIAS]
+    tokens = jnp.where(rows.biased[:, None], bias[:, 0], vocab)
+    values = jax.lax.bitcast_convert_type(bias[:, 1], jnp.float32)
+    row = jnp.arange(logits.shape[0])[:, None]
+    logits = logits.at[row, tokens].add(values, mode="drop")
+
+    bits = tables.masks[rows.slot][:, :, None] >> jnp.arange(WORD)
+    allowed = (bits.reshape(logits.shape[0], -1)[:, :vocab] & 1) != 0
+    logits = jnp.where(allowed | ~rows.masked[:, None], logits, -jnp.inf)
+
+    counts = tables.counts[rows.slot]
+    repetition = jnp.where(counts > 0, rows.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    outputs = counts >> 1
+    penalty = rows.frequency[:, None] * outputs + rows.presence[:, None] * (outputs > 0)
+    return jnp.where(rows.penalised[:, None], logits - penalty, logits)
+
+
+def count(counts: jax.Array, slots: jax.Array, ids: jax.Array, kept: jax.Array) -> jax.Array:
+    """Counts [N+1, V] with the tokens ids [S] drawn in slots [S] where kept [S]."""
+    return counts.at[slots, ids].add(2 * kept.astype(jnp.int32), mode="drop")
+
+
+def counts_row(prompt: list[int], outputs: list[int], vocab: int) -> np.ndarray:
+    """The counts [V] of a sequence with these tokens; ids in the model's padding are left out."""
+    row = np.zeros(vocab, np.int32)
+    seen = np.array(prompt)
+    row[seen[seen < vocab]] = 1
+    np.add.at(row, outputs, 2)
+    return row
+
+
+def bias_row(bias: dict[int, float], vocab: int) -> np.ndarray:
+    """The bias row [2, MAX_LOGIT_BIAS] of a request."""
+    row = np.zeros((2, MAX_LOGIT_BIAS), np.int32)
+    row[0] = vocab
+    row[0, : len(bias)] = list(bias)
+    row[1, : len(bias)] = np.array(list(bias.values()), np.float32).view(np.int32)
+    return row

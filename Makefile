@@ -6,7 +6,7 @@ CUDA   := $(if $(shell command -v nvidia-smi),cuda)
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: serve test quick lint clean help
+.PHONY: serve test quick lint kernels clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -39,6 +39,21 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing jaxserve and its test tools into $(VENV)"
 	$(PIP) "$(JAX)" -e ".[dev$(if $(CUDA),$(comma)$(CUDA))]"
 	@touch $@ $(VENV)/.installed
+
+# The CUDA compiler comes from the package index.
+KERNELS_VENV ?= .venv-kernels
+KERNELS_JAX   = $(shell "$(PYTHON)" -c 'import sys; print("0.11.2" if sys.version_info >= (3, 12) else "0.10.2")')
+
+kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels, with no GPU
+	$(KERNELS_VENV)/bin/python -m bench.kernels_report
+
+$(KERNELS_VENV)/.installed:
+	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.4 GB)"
+	"$(PYTHON)" -m venv $(KERNELS_VENV)
+	$(KERNELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  jax==$(KERNELS_JAX) jax-cuda13-plugin==$(KERNELS_JAX) jax-cuda13-pjrt==$(KERNELS_JAX) \
+	  nvidia-cuda-nvdisasm nvidia-cuda-nvcc nvidia-nvvm
+	@touch $@
 
 comma := ,
 

@@ -13,11 +13,16 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import reference, xla
+from pallas_kernels import reference, triton_attention, triton_cache, xla
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "triton"]
 
-_IMPLEMENTATIONS = {"reference": reference.paged_attention, "xla": xla.paged_attention}
+_ATTENTION = {
+    "reference": reference.paged_attention,
+    "xla": xla.paged_attention,
+    "triton": triton_attention.paged_attention,
+}
+_WRITE = {"reference": xla.write_kv, "xla": xla.write_kv, "triton": triton_cache.write_kv}
 
 
 def page_shape(
@@ -55,9 +60,9 @@ def paged_attention(
     call. A padding sequence has no query token and context length 0; padding tokens (from
     query_starts[S] on) give zeros and cost next to nothing.
 
-    A token's result depends on its own sequence alone, bit for bit, for given T and S. Cells of the
-    pool outside a token's context (later slots of the last page, other pages, table entries past
-    the context) are never let into a result, NaN or not.
+    A token's result depends on its own sequence alone, bit for bit, for given T, S and W. Cells of
+    the pool outside its sequence's context (later slots of the last page, other pages, positions
+    that slid out of the window) are never let into a result, NaN or not.
 
     Args:
         q: [T, H, D] float32, bfloat16 or float16; rotary embedding already applied.
@@ -76,8 +81,8 @@ def paged_attention(
         v_scale: likewise for values.
         max_query_len: most query tokens of one sequence, when the caller knows better than T; 1 (a
             pure decode) leaves the prefill code out of the program.
-        implementation: "reference" (the definition, in float32), "xla" (any device). None chooses
-            the fastest for the default backend.
+        implementation: "reference" (the definition, in float32), "xla" (any device) or "triton"
+            (NVIDIA GPUs from sm_80 on). None chooses for the default backend.
 
     Returns:
         [T, H, D], the type of q.
@@ -86,12 +91,7 @@ def paged_attention(
         ValueError: shapes that don't fit together, or an unknown implementation.
     """
     _check(q, k_pages, v_pages, block_tables, context_lens, query_starts, sinks)
-    chosen = implementation or "xla"
-    if chosen not in _IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation must be one of {sorted(_IMPLEMENTATIONS)}; got {chosen!r}"
-        )
-    return _IMPLEMENTATIONS[chosen](
+    return _ATTENTION[_choose(implementation)](
         q,
         k_pages,
         v_pages,
@@ -117,6 +117,7 @@ def write_kv(
     *,
     k_scale: jax.Array | float | None = None,
     v_scale: jax.Array | float | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Stores new keys and values in the pool; in place where the pool is donated to the jit.
 
@@ -130,11 +131,15 @@ def write_kv(
         k_scale: keys are divided by it before they are stored: a scalar or [K]; None is 1. Values
             beyond the range of an 8-bit pool saturate.
         v_scale: likewise for values.
+        implementation: as for `paged_attention`.
 
     Returns:
         The two pools.
     """
-    return xla.write_pages(k, k_pages, slots, k_scale), xla.write_pages(v, v_pages, slots, v_scale)
+    write = _WRITE[_choose(implementation)]
+    k = xla.as_stored(k, k_pages.dtype, k_scale)
+    v = xla.as_stored(v, v_pages.dtype, v_scale)
+    return write(k, v, k_pages, v_pages, slots)
 
 
 def copy_blocks(
@@ -142,7 +147,8 @@ def copy_blocks(
 ) -> tuple[jax.Array, jax.Array]:
     """Copies whole pages inside the pool (copy-on-write); in place where the pool is donated.
 
-    Every source is read before any destination is written.
+    Every source is read before any destination is written, so that a block freed and taken again
+    within a step may be both.
 
     Args:
         k_pages: [B, K, P, D].
@@ -155,6 +161,14 @@ def copy_blocks(
         The two pools.
     """
     return xla.copy_pages(k_pages, src, dst), xla.copy_pages(v_pages, src, dst)
+
+
+def _choose(implementation: Implementation | None) -> str:
+    if implementation is None:
+        return "triton" if jax.default_backend() == "gpu" else "xla"
+    if implementation not in _ATTENTION:
+        raise ValueError(f"implementation must be one of {[*_ATTENTION]}; got {implementation!r}")
+    return implementation
 
 
 def _check(

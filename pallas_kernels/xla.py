@@ -20,7 +20,7 @@ from jax import lax
 # of 128, 256 and 512 (tile: 32, 64 and 128) in bench/attention_cpu.py on two cores.
 DECODE_PIECE = 256
 PREFILL_PIECE = 256
-PREFILL_TILE = 64
+PREFILL_TILE = 128
 _MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp(0), not NaN
 
 
@@ -286,21 +286,30 @@ def _locate(ends: jax.Array, counts: jax.Array, i: jax.Array) -> tuple[jax.Array
     return owner, i - (ends[owner] - counts[owner])
 
 
-def write_pages(
-    x: jax.Array,  # [T, K, D]
-    pages: jax.Array,  # [B, K, P, D]
-    slots: jax.Array,  # [T]
-    scale: jax.Array | float | None,
-) -> jax.Array:
-    num_blocks, kv_heads, block_size, _ = pages.shape
+def as_stored(x: jax.Array, dtype: jnp.dtype, scale: jax.Array | float | None) -> jax.Array:
+    """Keys or values [T, K, D] as a pool of this type holds them; an 8-bit one saturates."""
     if scale is not None:
-        factor = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (kv_heads,))
+        factor = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (x.shape[1],))
         x = x.astype(jnp.float32) / factor[:, None]
-    if jnp.finfo(pages.dtype).bits == 8:  # a cast beyond the range gives NaN
-        limit = float(jnp.finfo(pages.dtype).max)
+    if dtype.itemsize == 1:  # a cast beyond the range gives NaN
+        limit = float(jnp.finfo(dtype).max)
         x = jnp.clip(x.astype(jnp.float32), -limit, limit)
+    return x.astype(dtype)
+
+
+def write_kv(
+    k: jax.Array,  # [T, K, D], as stored
+    v: jax.Array,  # [T, K, D], as stored
+    k_pages: jax.Array,  # [B, K, P, D]
+    v_pages: jax.Array,  # [B, K, P, D]
+    slots: jax.Array,  # [T]
+) -> tuple[jax.Array, jax.Array]:
+    num_blocks, _, block_size, _ = k_pages.shape
     block = jnp.where(slots < 0, num_blocks, slots // block_size)  # past the end: dropped
-    return pages.at[block, :, slots % block_size].set(x.astype(pages.dtype), mode="drop")
+    return tuple(
+        pages.at[block, :, slots % block_size].set(x, mode="drop")
+        for pages, x in ((k_pages, k), (v_pages, v))
+    )  # type: ignore[return-value]
 
 
 def copy_pages(pages: jax.Array, src: jax.Array, dst: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ they were freed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import takewhile
 
@@ -31,14 +30,17 @@ class BlockPool:
         self._log = log
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free but findable, oldest first
+        # Free but findable: a ring of links through the null block, the first to leave after it.
+        self._next = [NULL_BLOCK] * num_blocks
+        self._previous = [NULL_BLOCK] * num_blocks
+        self._num_cached = 0
         self._by_hash: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
         self._digests: list[bytes | None] = [None] * num_blocks  # of findable blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that can be taken, cached ones included."""
-        return len(self._plain) + len(self._cached)
+        return len(self._plain) + self._num_cached
 
     @property
     def num_used(self) -> int:
@@ -66,7 +68,8 @@ class BlockPool:
         return blocks
 
     def _evict(self) -> int:
-        block = self._cached.popitem(last=False)[0]
+        block = self._next[NULL_BLOCK]
+        self._unlink(block)
         digest, self._digests[block] = self._digests[block], None
         for group, known in enumerate(self._by_hash):
             if digest is not None and known.get(digest) == block:
@@ -77,16 +80,22 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Holds blocks once more (free cached ones revive). Null blocks are passed over."""
-        references, cached = self._references, self._cached
+        references = self._references
         for block in blocks:
             if block != NULL_BLOCK:
                 if references[block] == 0:
-                    del cached[block]
+                    self._unlink(block)
                 references[block] += 1
 
+    def _unlink(self, block: int) -> None:
+        previous, following = self._previous[block], self._next[block]
+        self._next[previous], self._previous[following] = following, previous
+        self._num_cached -= 1
+
     def release(self, blocks: Iterable[int]) -> None:
-        """Lets go of blocks; those put in first are reused first. Null blocks are passed over."""
-        references, digests = self._references, self._digests
+        """Lets go of blocks; cached ones are reused in this order. Null blocks are passed over."""
+        references, digests, plain = self._references, self._digests, self._plain
+        previous, following, last = self._previous, self._next, self._previous[NULL_BLOCK]
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -96,9 +105,11 @@ class BlockPool:
             references[block] = left
             if left == 0:
                 if digests[block] is None:
-                    self._plain.append(block)
+                    plain.append(block)
                 else:
-                    self._cached[block] = None
+                    following[last], previous[block], last = block, last, block
+                    self._num_cached += 1
+        following[last], previous[NULL_BLOCK] = NULL_BLOCK, last
 
     def find(self, group: int, digest: bytes) -> int | None:
         """The block with this content, used or free."""
@@ -125,10 +136,11 @@ class BlockPool:
         """Forgets all cached content; refused (False) while any block is used."""
         if self.num_used:
             return False
-        for block in self._cached:
+        while self._num_cached:
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
             self._digests[block] = None
-        self._plain.extend(self._cached)
-        self._cached.clear()
+            self._plain.append(block)
         for known in self._by_hash:
             known.clear()
         if self._log is not None:

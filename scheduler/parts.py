@@ -1,4 +1,4 @@
-"""PlanParts: a step's plan while it is put together, so that a victim can be taken out whole."""
+"""A step's plan while it is put together, and while it is in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.tables import Growth
 
 @dataclass(slots=True)
 class PlanParts:
-    """What this step does besides the bulk decode rows."""
+    """What a step does besides the bulk decode rows; a victim can still be taken out whole."""
 
     new_blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     growth: dict[Sequence, list[Growth]] = field(default_factory=dict)
@@ -60,3 +60,14 @@ class PlanParts:
             tuple(self.swap_outs),
             tuple(self.swap_ins),
         )
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan whose results aren't known yet, and whose rows they are."""
+
+    plan: StepPlan
+    rows: Rows
+    drafted: list[Sequence]  # decode rows after those of `rows`
+    chunks: list[Sequence]
+    num_ended: int  # of all sequences so far: tells whether a row's sequence may have ended since

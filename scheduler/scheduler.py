@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from itertools import compress
 
 from scheduler.blocks import NULL_BLOCK
 from scheduler.config import SchedulerConfig
-from scheduler.decodes import DecodeRows, Rows
-from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
+from scheduler.decodes import DecodeRows
+from scheduler.errors import SchedulerError
 from scheduler.events import BlockEvent
-from scheduler.parts import PlanParts
+from scheduler.limits import check_length, check_queue
+from scheduler.parts import Flight, PlanParts
 from scheduler.plan import Chunk, StepPlan, StepResult
 from scheduler.policies import make_policy
 from scheduler.registry import Registry
@@ -21,17 +21,6 @@ from scheduler.request import FinishReason, Request, Sequence, Status
 from scheduler.stats import SchedulerStats
 from scheduler.swap import HostSwap
 from scheduler.tables import BlockTables
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A plan whose results aren't known yet, and whose rows they are."""
-
-    plan: StepPlan
-    rows: Rows
-    drafted: list[Sequence]  # decode rows after those of `rows`
-    chunks: list[Sequence]
-    num_ended: int  # of all sequences so far: tells whether a row's sequence may have ended since
 
 
 class Scheduler:
@@ -57,7 +46,7 @@ class Scheduler:
             config.policy, lambda sequence: len(self.tables.lookup(sequence)[0])
         )
         self._held: dict[Sequence, list[Sequence]] = {}  # samples, by the one they wait for
-        self._forked: list[Sequence] = []
+        self._forked: dict[Sequence, None] = {}
         self._prefills: dict[Sequence, None] = {}
         self._decodes = DecodeRows(config.block_size)
         self._drafts: dict[Sequence, tuple[int, ...]] = {}  # for the next step
@@ -65,7 +54,7 @@ class Scheduler:
         self._lasts: dict[int, list[Sequence]] = {}  # by the step that they sit out
         self._free_slots = list(range(config.max_num_seqs))
         self._swap = HostSwap(config)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._step = 0  # the next to be planned
         self._updated = -1
         self._waiting_tokens = 0
@@ -84,8 +73,11 @@ class Scheduler:
             QueueFullError: more waits already than the configured limits allow.
             SchedulerError: the id is in use, the prompt is empty, or a number is out of range.
         """
+        if request.request_id in self._registry:
+            raise SchedulerError(f"request id {request.request_id!r} is in use")
+        check_length(request, self.config.max_model_len, self.max_model_len)
+        check_queue(request, self.config, len(self._waiting), self._waiting_tokens)
         length = len(request.prompt_token_ids)
-        self._check(request, length)
         limit = min(request.max_tokens, self.max_model_len - length)
         first, *others = self._registry.add_request(request, limit)
         if others:
@@ -93,32 +85,6 @@ class Scheduler:
         self.tables.hash_tokens(first, length)
         self._enqueue(first)
         return first
-
-    def _check(self, request: Request, length: int) -> None:
-        config = self.config
-        if request.request_id in self._registry:
-            raise SchedulerError(f"request id {request.request_id!r} is in use")
-        if length == 0:
-            raise SchedulerError("a prompt needs at least one token")
-        if request.max_tokens < 1 or request.n < 1:
-            raise SchedulerError("max_tokens and n must be at least 1")
-        if length >= self.max_model_len:
-            why = "" if self.max_model_len == config.max_model_len else ", all that the pool holds"
-            raise RequestTooLongError(
-                f"a prompt of {length} tokens and an output token exceed the limit of "
-                f"{self.max_model_len} tokens{why}",
-                self.max_model_len,
-            )
-        most = config.max_queued_requests
-        if most is not None and len(self._waiting) >= most:
-            raise QueueFullError(f"{most} requests wait already", most)
-        most = config.max_queued_tokens
-        if most is not None and self._waiting_tokens + length > most:
-            raise QueueFullError(
-                f"{length} tokens more than the {self._waiting_tokens} that wait already exceed "
-                f"{most}",
-                most,
-            )
 
     def fork(self, sequence: Sequence, token_id: int) -> Sequence:
         """Starts a beam that differs from `sequence` in its last output token.
@@ -141,7 +107,7 @@ class Scheduler:
         if parent.tables and planned and self.tables.share(child, parent, num_tokens):
             child.status = Status.FORKED
             child.num_computed = num_tokens
-            self._forked.append(child)
+            self._forked[child] = None
         else:
             self._enqueue(child)
 
@@ -186,6 +152,8 @@ class Scheduler:
             self._decodes.remove(sequence, self._step)
         elif status is Status.PREFILL:
             del self._prefills[sequence]
+        elif status is Status.FORKED:
+            del self._forked[sequence]
         elif status is Status.DRAFT:
             self._drafts.pop(sequence, None)
             self._verifying.pop(sequence, None)
@@ -245,17 +213,15 @@ class Scheduler:
         self._drafts.clear()
         drafted = [sequence for sequence, _ in parts.drafts]
         chunked = [sequence for sequence, _ in parts.chunks]
-        self._flights.append(_Flight(plan, rows, drafted, chunked, self._registry.num_ended))
+        self._flights.append(Flight(plan, rows, drafted, chunked, self._registry.num_ended))
         return plan
 
     def _place_forks(self) -> list[Sequence]:
         """Gives slots to new forks; those that find none are queued."""
-        placed, forked = [], self._forked
-        self._forked = []
-        for sequence in forked:
-            if sequence.status is not Status.FORKED:
-                continue
+        placed = []
+        for sequence in list(self._forked):
             if self._free_slots:
+                del self._forked[sequence]
                 self._occupy(sequence)
                 placed.append(sequence)
             else:
@@ -472,7 +438,7 @@ class Scheduler:
 
     def _verify(
         self,
-        flight: _Flight,
+        flight: Flight,
         sampled: SequenceOf[int],
         drafted: SequenceOf[SequenceOf[int]],
         result: StepResult,
@@ -484,7 +450,7 @@ class Scheduler:
             draft.row: list(tokens) for draft, tokens in zip(plan.drafts, drafted, strict=True)
         }
         sequences, tokens = list(result.sequences), list(result.token_ids)
-        finished: list[Sequence] = []
+        finished = list(result.finished)
         for row, sequence in enumerate(flight.drafted, first):
             if sequence.finish_reason is not None:
                 continue
@@ -501,7 +467,7 @@ class Scheduler:
                 finished.append(sequence)
             elif sequence.status is Status.DRAFT:
                 self._resume(sequence)
-        return StepResult(sequences, tokens, result.finished + finished)
+        return StepResult(sequences, tokens, finished)
 
     def _resume(self, sequence: Sequence) -> None:
         """Lets a row whose last token was awaited go on."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import page_shape, paged_attention
+from pallas_kernels import page_shape, paged_attention, triton_attention
+from pallas_kernels.tuning import Blocks
+
+# Blocks for interpret mode: several steps, tiles and splits in contexts of a few hundred tokens.
+SMALL_BLOCKS = {
+    "decode_blocks": Blocks(rows=16, keys=32, num_warps=4, num_stages=1),
+    "prefill_blocks": Blocks(rows=32, keys=32, num_warps=4, num_stages=1),
+    "splits": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -22,26 +31,46 @@ class Batch:
     block_tables: jax.Array
     context_lens: jax.Array
     query_starts: jax.Array
-    options: dict[str, Any] = field(default_factory=dict)
+    scale: float
+    window: int | None
+    softcap: float | None
+    max_query_len: int | None
+    arrays: dict[str, jax.Array | None]  # sinks, k_scale, v_scale
 
     def call(self, implementation: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return paged_attention(
-            q,
-            k,
-            v,
-            self.block_tables,
-            self.context_lens,
-            self.query_starts,
-            implementation=implementation,
-            **self.options,
-        )
+        options = (self.scale, self.window, self.softcap, self.max_query_len)
+        attend = compiled(implementation, *options)
+        tables = (self.block_tables, self.context_lens, self.query_starts)
+        return attend(q, k, v, *tables, **self.arrays)
 
     def run(self, implementation: str) -> np.ndarray:
-        call = jax.jit(lambda q, k, v: self.call(implementation, q, k, v))
-        return np.asarray(call(self.q, self.k_pages, self.v_pages), np.float32)
+        """implementation: one of the package's, or "interpret": the triton kernels on a CPU."""
+        return np.asarray(self.call(implementation, self.q, self.k_pages, self.v_pages), np.float32)
 
     def rows(self, out: np.ndarray, sequence: int) -> np.ndarray:
         return out[int(self.query_starts[sequence]) : int(self.query_starts[sequence + 1])]
+
+
+@functools.cache
+def compiled(
+    implementation: str,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    max_query_len: int | None,
+) -> Callable[..., jax.Array]:
+    options = {"scale": scale, "window": window, "softcap": softcap}
+    options["max_query_len"] = max_query_len
+    if implementation == "interpret":
+        attend = functools.partial(
+            triton_attention.paged_attention,
+            **(options | {"max_query_len": max_query_len or 2}),
+            interpret=True,
+            **SMALL_BLOCKS,
+        )
+    else:
+        attend = functools.partial(paged_attention, **options, implementation=implementation)
+    return jax.jit(attend)
 
 
 def build(
@@ -63,6 +92,7 @@ def build(
     keys: list[int] | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    max_query_len: int | None = None,
     sinks: bool = False,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -112,15 +142,22 @@ def build(
         block_tables=jnp.asarray(tables),
         context_lens=jnp.asarray(contexts),
         query_starts=jnp.asarray(starts),
-        options={
-            "scale": head_dim**-0.5,
-            "window": window,
-            "softcap": softcap,
+        scale=head_dim**-0.5,
+        window=window,
+        softcap=softcap,
+        max_query_len=max_query_len,
+        arrays={
             "sinks": jnp.asarray(draw.standard_normal(heads), jnp.float32) if sinks else None,
-            "k_scale": k_scale,
-            "v_scale": v_scale,
+            "k_scale": None if k_scale is None else jnp.asarray(k_scale, jnp.float32),
+            "v_scale": None if v_scale is None else jnp.asarray(v_scale, jnp.float32),
         },
     )
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

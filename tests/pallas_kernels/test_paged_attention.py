@@ -69,6 +69,20 @@ def test_neighbours_do_not_change_a_bit(make_batch):
         np.testing.assert_array_equal(rows, alone.rows(alone.run("xla"), 0))
 
 
+def test_decode_is_the_same_in_every_bucket(make_batch):
+    """A pure decode step and a mixed step of other T and S give a sequence the same bits."""
+    decodes = [(1, 700), (1, 33), (1, 256)]
+    small = make_batch(
+        seed=4, sequences=decodes, total_tokens=4, total_sequences=4, width=48, max_query_len=1
+    )
+    large = make_batch(
+        seed=4, sequences=[*decodes, (40, 90)], total_tokens=64, total_sequences=16, width=48
+    )
+    one, other = small.run("xla"), large.run("xla")
+    for i in range(len(decodes)):
+        np.testing.assert_array_equal(small.rows(one, i), large.rows(other, i))
+
+
 def test_write_kv_drops_negative_slots_and_saturates_fp8():
     pools = [jnp.zeros(page_shape(3, 2, 8, 16), jnp.float8_e4m3fn) for _ in range(2)]
     x = jnp.full((3, 2, 16), 1e6)

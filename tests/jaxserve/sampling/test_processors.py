@@ -65,9 +65,7 @@ def run(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(requests, min_size=SLOTS, max_size=SLOTS), st.permutations(range(SLOTS)))
-def test_each_row_is_processed_as_it_asks(
-    batch: list[dict[str, Any]], slots: list[int]
-) -> None:
+def test_each_row_is_processed_as_it_asks(batch: list[dict[str, Any]], slots: list[int]) -> None:
     logits = np.random.default_rng(len(batch[0]["prompt"])).normal(0, 3, (SLOTS, VOCAB))
     tables = [np.full(t.shape, 7, np.int32) for t in SamplingTables.allocate(SLOTS, VOCAB)]
     counts, masks, bias = tables  # slots that ask for nothing keep their rubbish

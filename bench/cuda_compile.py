@@ -1,0 +1,224 @@
+"""Compiles a jitted function for an NVIDIA GPU that isn't there, and reads the machine code.
+
+XLA:GPU compiles against a description of the device; Pallas calls come out as the very kernels that
+the device would run. Needs the CUDA plugin of jax, ptxas and nvdisasm, and no driver. Import this
+before jax is used: it sets XLA's flags.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_DUMP = tempfile.mkdtemp(prefix="cuda_compile.")
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_DUMP} "
+    "--xla_gpu_dump_llvmir=true --xla_dump_emitter_re=ptx"
+)
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ["JAX_PLATFORMS"] = ""
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What XLA wants to know of a device (NVIDIA's data sheets and `nvidia-smi -q`)."""
+
+    name: str
+    major: int
+    cores: int
+    fpus_per_core: int
+    shared_per_core: int
+    shared_per_block: int
+    bandwidth: int
+    l2: int
+    clock_ghz: float
+    memory: int
+    extension: str
+
+    @property
+    def arch(self) -> str:
+        return f"sm_{self.major}0"
+
+    def target_config(self) -> str:
+        fields = {
+            "threads_per_block_limit": 1024,
+            "threads_per_warp": 32,
+            "shared_memory_per_block": 49152,
+            "shared_memory_per_core": self.shared_per_core,
+            "threads_per_core_limit": 2048,
+            "core_count": self.cores,
+            "fpus_per_core": self.fpus_per_core,
+            "block_dim_limit_x": 2147483647,
+            "block_dim_limit_y": 65535,
+            "block_dim_limit_z": 65535,
+            "memory_bandwidth": self.bandwidth,
+            "l2_cache_size": self.l2,
+            "clock_rate_ghz": self.clock_ghz,
+            "device_memory_size": self.memory,
+            "shared_memory_per_block_optin": self.shared_per_block,
+            "registers_per_core_limit": 65536,
+            "registers_per_block_limit": 65536,
+            "thread_dim_limit_x": 1024,
+            "thread_dim_limit_y": 1024,
+            "thread_dim_limit_z": 64,
+            "device_address_bits": 64,
+        }
+        texts = {
+            "device_vendor": "NVIDIA Corporation",
+            "name": self.name,
+            "driver_version": "13.0.0",
+            "runtime_version": "13.0.0",
+            "compile_time_toolkit_version": "13.0.0",
+            "dnn_version": "9.10.0",
+        }
+        lines = [f"{k}: {v}" for k, v in fields.items()] + [f'{k}: "{v}"' for k, v in texts.items()]
+        lines.append(
+            f"cuda_compute_capability {{ major: {self.major} feature_extension: {self.extension} }}"
+        )
+        return (
+            f"gpu_device_info {{ {' '.join(lines)} }}\n"
+            'platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 } '
+            f'device_description_str: "{self.name}"'
+        )
+
+
+GPUS = {
+    gpu.arch: gpu
+    for gpu in (
+        Gpu(
+            name="NVIDIA A100-SXM4-80GB",
+            major=8,
+            cores=108,
+            fpus_per_core=64,
+            shared_per_core=167936,
+            shared_per_block=166912,
+            bandwidth=2_039_040_000_000,
+            l2=41943040,
+            clock_ghz=1.41,
+            memory=85100068864,
+            extension="NONE",
+        ),
+        Gpu(
+            name="NVIDIA H100 80GB HBM3",
+            major=9,
+            cores=132,
+            fpus_per_core=128,
+            shared_per_core=233472,
+            shared_per_block=232448,
+            bandwidth=3_352_320_000_000,
+            l2=52428800,
+            clock_ghz=1.98,
+            memory=84942979072,
+            extension="ACCELERATED_FEATURES",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel's machine code. Sizes in bytes; `mix` counts instructions by opcode."""
+
+    name: str
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+    mix: Counter[str]
+
+    def count(self, *prefixes: str) -> int:
+        return sum(n for op, n in self.mix.items() if op.startswith(prefixes))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled function: its kernels, and the bytes of temporary and of aliased memory."""
+
+    kernels: list[Kernel]
+    temporary: int
+    aliased: int
+
+
+def compile_for(gpu: Gpu, fn: Callable[..., Any], args: Any, **jit: Any) -> Compiled:
+    """Compiles fn for one device of this kind; args are arrays or ShapeDtypeStructs."""
+    for path in glob.glob(f"{_DUMP}/*"):
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="", topology="1x1x1", target_config=gpu.target_config()
+    )
+    mesh = Mesh(np.array(topology.devices[:1]), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    with jax.set_mesh(mesh):  # Pallas reads the kind of GPU from here
+        memory = jax.jit(fn, **jit).lower(*shapes).compile().memory_analysis()
+    return Compiled(list(_kernels()), memory.temp_size_in_bytes, memory.alias_size_in_bytes)
+
+
+def _kernels() -> Iterator[Kernel]:
+    shared = {}
+    for path in glob.glob(f"{_DUMP}/*thunk_sequence.txt"):
+        with open(path) as file:
+            for found in re.finditer(r"(\w+) grid: .*?shared_memory: (\d+)", file.read()):
+                shared[found[1]] = int(found[2])
+    for path in sorted(glob.glob(f"{_DUMP}/*.ptx")):
+        with open(path) as file:
+            ptx = file.read()
+        names = re.findall(r"\.entry (\w+)", ptx)
+        if not names:
+            continue
+        cubin = f"{path}.cubin"
+        arch = re.search(r"\.target (\w+)", ptx)
+        assert arch is not None
+        log = _run("ptxas", "-v", f"--gpu-name={arch[1]}", path, "-o", cubin).stderr
+        mixes = _instructions(cubin)
+        for name in names:
+            facts = log[log.index(f"'{name}'") :]
+            yield Kernel(
+                name=name,
+                registers=_number(r"Used (\d+) reg", facts),
+                spill_stores=_number(r"(\d+) bytes spill st", facts),
+                spill_loads=_number(r"(\d+) bytes spill lo", facts),
+                shared=shared.get(name, 0),
+                mix=mixes.get(name, Counter()),
+            )
+
+
+def _instructions(cubin: str) -> dict[str, Counter[str]]:
+    mixes: dict[str, Counter[str]] = {}
+    mix: Counter[str] = Counter()
+    for line in _run("nvdisasm", "-c", cubin).stdout.splitlines():
+        if section := re.match(r"\.text\.(\w+):", line):
+            mix = mixes.setdefault(section[1], Counter())
+        elif found := re.match(
+            r"\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line
+        ):
+            mix[found[1]] += 1
+    return mixes
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _run(tool: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A CUDA tool from PATH or from the wheels on sys.path."""
+    candidates = [shutil.which(tool), *(f"{p}/nvidia/cu13/bin/{tool}" for p in sys.path)]
+    path = next((c for c in candidates if c and os.path.exists(c)), None)
+    if path is None:
+        raise FileNotFoundError(f"{tool} is neither on PATH nor in a wheel: run `make kernels`")
+    return subprocess.run([path, *args], capture_output=True, text=True, check=True)

@@ -1,0 +1,418 @@
+"""Paged attention in Pallas for NVIDIA GPUs, through the Triton backend.
+
+The rows of a program's dot are (tokens x query heads of one kv head), so that a page is read once
+for the whole group. Work is a list of tiles, each some tokens of one sequence; tiles that the batch
+doesn't fill cost one look. The same kernel serves both lists: one-token sequences, whose context is
+split over programs by its actual length and merged (flash-decoding, Dao et al. 2023), and the rest.
+Scores, softmax (Milakov and Gimelshein 2018, in base 2) and accumulators are float32.
+
+JAX has announced the end of the Triton backend; nothing outside this file and `triton_cache`
+depends on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels import tuning
+from pallas_kernels.tuning import Blocks
+
+_Ref = Any  # Pallas has no public type for one
+_LOG2E = math.log2(math.e)
+_MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp2(0), not NaN
+# Columns of the work list.
+_SEQUENCE, _TOKEN, _COUNT, _POSITION, _SPLITS = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Static:
+    """What the kernels are compiled for."""
+
+    blocks: Blocks
+    group: int
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+    stored: jnp.dtype
+    num_splits: int
+
+    @property
+    def padded_head_dim(self) -> int:
+        return pl.next_power_of_2(self.head_dim)
+
+    @property
+    def tile(self) -> int:
+        """Tokens of a tile."""
+        return 1 if self.num_splits else self.blocks.rows // self.group
+
+
+def paged_attention(
+    q: jax.Array,  # [T, H, D]
+    k_pages: jax.Array,  # [B, K, P, D]
+    v_pages: jax.Array,  # [B, K, P, D]
+    block_tables: jax.Array,  # [S, W]
+    context_lens: jax.Array,  # [S]
+    query_starts: jax.Array,  # [S + 1]
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: jax.Array | None,
+    k_scale: jax.Array | float | None,
+    v_scale: jax.Array | float | None,
+    max_query_len: int,
+    interpret: bool = False,
+    decode_blocks: Blocks | None = None,
+    prefill_blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> jax.Array:  # [T, H, D]
+    """See `pallas_kernels.paged_attention`; the last four arguments are for tests and the tuner.
+
+    Raises:
+        ValueError: a head size over 256, or pages of a type other than q's that isn't 8-bit.
+    """
+    num_tokens, heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_pages.shape
+    rows, width = block_tables.shape
+    padded = pl.next_power_of_2(head_dim)
+    if padded > 256:
+        raise ValueError(f"the triton kernels take head sizes up to 256; got {head_dim}")
+    if k_pages.dtype != q.dtype and k_pages.dtype.itemsize != 1:
+        raise ValueError(f"pages must be {q.dtype} as q, or 8-bit; got {k_pages.dtype}")
+    group = heads // kv_heads
+    splits = splits or tuning.max_splits(rows, kv_heads, width * block_size)
+    types = (head_dim, q.dtype.itemsize, k_pages.dtype.itemsize)
+    decode_blocks = decode_blocks or tuning.decode_blocks(*types)
+    prefill_blocks = prefill_blocks or tuning.prefill_blocks(*types)
+    decode = _Static(
+        blocks=_fit_group(decode_blocks, group),
+        group=group,
+        head_dim=head_dim,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        has_sinks=sinks is not None,
+        stored=k_pages.dtype,
+        num_splits=splits,
+    )
+    prefill = dataclasses.replace(decode, blocks=_fit_group(prefill_blocks, group), num_splits=0)
+    k_pages, k_factor = _as_bits(k_pages, k_scale)
+    v_pages, v_factor = _as_bits(v_pages, v_scale)
+    inputs = (
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        jnp.zeros(heads, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        k_factor,
+        v_factor,
+    )
+    out = jnp.zeros_like(q)
+    query_lens = query_starts[1:] - query_starts[:-1]
+    if max_query_len > 1:
+        tiles = _prefill_tiles(prefill.tile, num_tokens, query_lens, context_lens, query_starts)
+        out = _call(prefill, tiles, inputs, out, interpret)
+    tiles = _decode_tiles(decode, query_lens, context_lens, query_starts)
+    return _call(decode, tiles, inputs, out, interpret)
+
+
+def _fit_group(blocks: Blocks, group: int) -> Blocks:
+    return dataclasses.replace(blocks, rows=max(blocks.rows, pl.next_power_of_2(group)))
+
+
+def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Array, jax.Array]:
+    """Pages as the kernel loads them, and the factor [K] that makes them keys or values."""
+    factor = jnp.broadcast_to(
+        jnp.asarray(1.0 if scale is None else scale, jnp.float32), (pages.shape[1],)
+    )
+    if pages.dtype == jnp.float8_e4m3fn:
+        factor *= 256  # see _widen
+    if pages.dtype.itemsize == 1:
+        pages = lax.bitcast_convert_type(pages, jnp.int8)
+    return pages, factor
+
+
+def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype) -> jax.Array:
+    """Stored cells as numbers of the compute type.
+
+    8-bit ones come as bits, for sm_80 has no conversion from e4m3. Both kinds are float16 with
+    bits left out: e5m2 exactly so, e4m3 with an exponent bias smaller by 8, so 256 times too small
+    (subnormals included; its NaN reads as 480, so the writer must store none).
+    """
+    if x.dtype == jnp.int8:
+        bits = x.astype(jnp.int32)  # the sign is in all bits from 7 up
+        bits = (bits << 7) & 0xBFFF if stored == jnp.float8_e4m3fn else bits << 8
+        x = lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.float16)
+    return x.astype(dtype)
+
+
+def _prefill_tiles(
+    tile: int,
+    num_tokens: int,
+    query_lens: jax.Array,
+    context_lens: jax.Array,
+    query_starts: jax.Array,
+) -> jax.Array:  # [N, 5]
+    """Tiles of the sequences with several query tokens, in order of tokens; the rest are empty."""
+    counts = jnp.where(query_lens > 1, -(-query_lens // tile), 0)
+    ends = jnp.cumsum(counts)
+    # Each sequence's last tile may be short, and every such sequence has two tokens at least.
+    size = num_tokens // tile + min(query_lens.shape[0], num_tokens // 2)
+    i = jnp.arange(size, dtype=jnp.int32)
+    s = jnp.minimum(jnp.sum(ends[None] <= i[:, None], axis=1, dtype=jnp.int32), counts.shape[0] - 1)
+    first = query_starts[s] + (i - (ends[s] - counts[s])) * tile
+    count = jnp.where(i < ends[-1], jnp.minimum(tile, query_starts[s + 1] - first), 0)
+    position = context_lens[s] - query_starts[s + 1] + first
+    # Late tiles of a prompt see the most keys: start them first.
+    return jnp.stack([s, first, count, position, jnp.ones_like(s)], axis=1)[::-1]
+
+
+def _decode_tiles(
+    static: _Static, query_lens: jax.Array, context_lens: jax.Array, query_starts: jax.Array
+) -> jax.Array:  # [S, 5]
+    """One tile a sequence, empty unless it has one query token."""
+    count = (query_lens == 1).astype(jnp.int32)
+    length = context_lens if static.window is None else jnp.minimum(context_lens, static.window)
+    long = -(-length // tuning.SPLIT_MAX)
+    splits = jnp.maximum(jnp.minimum(-(-length // tuning.SPLIT_MIN), static.num_splits), long)
+    s = jnp.arange(count.shape[0], dtype=jnp.int32)
+    return jnp.stack([s, query_starts[:-1], count, context_lens - 1, splits], axis=1)
+
+
+def _call(
+    static: _Static,
+    tiles: jax.Array,  # [N, 5]
+    inputs: tuple[jax.Array, ...],
+    out: jax.Array,  # [T, H, D], rows of other lists already filled
+    interpret: bool,
+) -> jax.Array:
+    num_tiles, (_, heads, head_dim), kv_heads = len(tiles), out.shape, inputs[1].shape[1]
+    split = static.num_splits > 1
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    if split:
+        rows = (static.num_splits, num_tiles, kv_heads, static.blocks.rows)
+        shapes = tuple(
+            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (rows, rows, (*rows, head_dim))
+        )
+    else:
+        shapes = (jax.ShapeDtypeStruct(out.shape, out.dtype),)
+        inputs = (*inputs, out)
+    results = pl.pallas_call(
+        functools.partial(_attention_kernel, static=static),
+        grid=(kv_heads, num_tiles, max(1, static.num_splits)),
+        out_shape=shapes,
+        in_specs=[pl.no_block_spec] * (1 + len(inputs)),
+        out_specs=(pl.no_block_spec,) * len(shapes),
+        input_output_aliases={} if split else {len(inputs): 0},
+        interpret=interpret,
+        compiler_params=plt.CompilerParams(
+            num_warps=static.blocks.num_warps, num_stages=static.blocks.num_stages
+        ),
+        name="paged_decode" if static.num_splits else "paged_prefill",
+    )(tiles, *inputs)
+    if not split:
+        return results[0]
+    return pl.pallas_call(
+        functools.partial(_merge_kernel, group=static.group, head_dim=head_dim),
+        grid=(heads, num_tiles),
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
+        in_specs=[pl.no_block_spec] * 5,
+        out_specs=pl.no_block_spec,
+        input_output_aliases={4: 0},
+        interpret=interpret,
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
+        name="paged_decode_merge",
+    )(tiles, *results, out)
+
+
+def _attention_kernel(
+    tiles_ref: _Ref,  # [N, 5]
+    q_ref: _Ref,  # [T, H, D]
+    k_ref: _Ref,  # [B, K, P, D]
+    v_ref: _Ref,  # [B, K, P, D]
+    tables_ref: _Ref,  # [S, W]
+    sinks_ref: _Ref,  # [H]
+    k_factor_ref: _Ref,  # [K]
+    v_factor_ref: _Ref,  # [K]
+    *refs: _Ref,  # out twice, or partial tops and totals [X, N, K, R] and values [X, N, K, R, D]
+    static: _Static,
+) -> None:
+    """One kv head of one tile, or of one split of its context."""
+    head, tile, split = (pl.program_id(axis) for axis in range(3))
+    count = tiles_ref[tile, _COUNT]
+    splits = tiles_ref[tile, _SPLITS]
+
+    @pl.when((count > 0) & (split < splits))
+    def _() -> None:
+        group, num_rows, num_keys = static.group, static.blocks.rows, static.blocks.keys
+        s, first, position = (tiles_ref[tile, c] for c in (_SEQUENCE, _TOKEN, _POSITION))
+        row = jnp.arange(num_rows)
+        token, query_head = row // group, head * group + row % group
+        lane = jnp.arange(static.padded_head_dim)
+        shape = (num_rows, static.padded_head_dim)
+        row_mask = jnp.broadcast_to(
+            (token < count)[:, None] & (lane < static.head_dim)[None], shape
+        )
+        q = plt.load(
+            q_ref.at[(first + token)[:, None], query_head[:, None], lane[None]],
+            mask=row_mask,
+            other=0.0,
+        )
+        factor = static.scale * k_factor_ref[head]
+        if static.stored.itemsize == 1 and q.dtype == jnp.bfloat16:
+            # 8-bit cells widen to float16 at a fraction of the instructions; scaled, q fits too.
+            q = (q.astype(jnp.float32) * static.scale).astype(jnp.float16)
+            factor = k_factor_ref[head]
+        begin = 0 if static.window is None else jnp.maximum(position - static.window + 1, 0)
+        keys = _Keys(k_ref, v_ref, tables_ref, s, head, begin, position + count, q.dtype, static)
+
+        def step(i: jax.Array, carry: tuple[jax.Array, ...], masked: bool) -> tuple[jax.Array, ...]:
+            top, total, values = carry
+            k, v = keys.load(i, masked)
+            scores = _dot(q, k.T) * factor
+            if static.softcap is not None:
+                scores = static.softcap * jnp.tanh(scores / static.softcap)
+            scores *= _LOG2E
+            if masked:
+                key = i * num_keys + jnp.arange(num_keys)
+                seen = key[None] <= (position + token)[:, None]
+                if static.window is not None:
+                    seen &= key[None] > (position + token)[:, None] - static.window
+                scores = jnp.where(seen, scores, _MASKED)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=1))
+            decay = jnp.exp2(top - new_top)
+            weights = jnp.exp2(scores - new_top[:, None])
+            return (
+                new_top,
+                total * decay + jnp.sum(weights, axis=1),
+                values * decay[:, None] + _dot(weights.astype(v.dtype), v),
+            )
+
+        # Steps start at multiples of their size, so that a sequence's sums are its own.
+        low, high = begin // num_keys, pl.cdiv(position + count, num_keys)
+        share = pl.cdiv(high - low, splits)
+        low = low + split * share
+        high = jnp.minimum(low + share, high)
+        # Every row sees the whole of the steps before this one; a window has two ragged ends.
+        full = low if static.window is not None else (position + 1) // num_keys
+        full = jnp.clip(full, low, jnp.maximum(low, high))
+        carry = (
+            jnp.full((num_rows,), _MASKED, jnp.float32),
+            jnp.zeros((num_rows,), jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+        )
+        if static.has_sinks:
+            sink = plt.load(sinks_ref.at[query_head]) * _LOG2E
+            carry = (
+                jnp.where(split == 0, sink, _MASKED),
+                jnp.where(split == 0, jnp.ones_like(sink), 0.0),
+                carry[2],
+            )
+        carry = lax.fori_loop(low, full, functools.partial(step, masked=False), carry)
+        top, total, values = lax.fori_loop(full, high, functools.partial(step, masked=True), carry)
+        values *= v_factor_ref[head]
+        if static.num_splits > 1:
+            top_ref, total_ref, values_ref = refs
+            plt.store(top_ref.at[split, tile, head, row], top, mask=row < group)
+            plt.store(total_ref.at[split, tile, head, row], total, mask=row < group)
+            where = values_ref.at[split, tile, head, row[:, None], lane[None]]
+            plt.store(where, values, mask=row_mask)
+        else:
+            out_ref = refs[1]
+            where = out_ref.at[(first + token)[:, None], query_head[:, None], lane[None]]
+            plt.store(where, (values / total[:, None]).astype(out_ref.dtype), mask=row_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Where a program's keys and values lie."""
+
+    k_ref: _Ref  # [B, K, P, D]
+    v_ref: _Ref  # [B, K, P, D]
+    tables_ref: _Ref  # [S, W]
+    sequence: jax.Array
+    head: jax.Array
+    begin: jax.Array | int  # only positions from begin to end - 1 are loaded
+    end: jax.Array
+    dtype: jnp.dtype
+    static: _Static
+
+    def load(self, step: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of one step of the loop, [keys, padded D] each; zeros where masked."""
+        num_keys, block_size = self.static.blocks.keys, self.k_ref.shape[2]
+        key = step * num_keys + jnp.arange(num_keys)
+        valid = (key >= self.begin) & (key < self.end)
+        entry = self.tables_ref.at[self.sequence, key // block_size]
+        page = plt.load(entry, mask=valid, other=0) if masked else plt.load(entry)
+        lane = jnp.arange(self.static.padded_head_dim)
+        cells = (page[:, None], self.head, (key % block_size)[:, None], lane[None])
+        mask = None
+        if masked or self.static.head_dim != self.static.padded_head_dim:
+            mask = valid[:, None] & (lane < self.static.head_dim)[None]
+
+        def fetch(ref: _Ref) -> jax.Array:
+            where = ref.at[cells]
+            x = plt.load(where) if mask is None else plt.load(where, mask=mask, other=0)
+            return _widen(x, self.static.stored, self.dtype)
+
+        return fetch(self.k_ref), fetch(self.v_ref)
+
+
+def _merge_kernel(
+    tiles_ref: _Ref,  # [N, 5]
+    top_ref: _Ref,  # [X, N, K, R]
+    total_ref: _Ref,  # [X, N, K, R]
+    values_ref: _Ref,  # [X, N, K, R, D]
+    unused_out_ref: _Ref,  # as it was; the output is the same memory
+    out_ref: _Ref,  # [T, H, D]
+    *,
+    group: int,
+    head_dim: int,
+) -> None:
+    """Joins the splits of one query head of one tile."""
+    head, tile = pl.program_id(0), pl.program_id(1)
+    at = (tile, head // group, head % group)
+    splits = tiles_ref[tile, _SPLITS]
+
+    @pl.when(tiles_ref[tile, _COUNT] > 0)
+    def _() -> None:
+        split = jnp.arange(pl.next_power_of_2(top_ref.shape[0]))
+        tops = plt.load(top_ref.at[split, *at], mask=split < splits, other=_MASKED)
+        totals = plt.load(total_ref.at[split, *at], mask=split < splits, other=0.0)
+        top = jnp.max(tops)
+        total = jnp.sum(totals * jnp.exp2(tops - top))
+        size = min(16, split.shape[0])
+        lane = jnp.arange(pl.next_power_of_2(head_dim))
+
+        def step(i: jax.Array, values: jax.Array) -> jax.Array:
+            split = i * size + jnp.arange(size)
+            active = split < splits
+            tops = plt.load(top_ref.at[split, *at], mask=active, other=_MASKED)
+            part = plt.load(
+                values_ref.at[split[:, None], *at, lane[None]],
+                mask=active[:, None] & (lane < head_dim)[None],
+                other=0.0,
+            )
+            return values + jnp.sum(part * jnp.exp2(tops - top)[:, None], axis=0)
+
+        values = lax.fori_loop(0, pl.cdiv(splits, size), step, jnp.zeros(lane.shape, jnp.float32))
+        where = out_ref.at[tiles_ref[tile, _TOKEN], head, lane]
+        plt.store(where, (values / total).astype(out_ref.dtype), mask=lane < head_dim)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b, summed in float32; float32 operands are not rounded to TF32."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)

@@ -1,0 +1,37 @@
+"""What is refused at arrival."""
+
+from __future__ import annotations
+
+from scheduler.config import SchedulerConfig
+from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
+from scheduler.request import Request
+
+
+def check_length(request: Request, configured: int, limit: int) -> None:
+    """Refuses what can never run: `limit` is `configured` or, if smaller, what the pool holds."""
+    length = len(request.prompt_token_ids)
+    if length == 0:
+        raise SchedulerError("a prompt needs at least one token")
+    if request.max_tokens < 1 or request.n < 1:
+        raise SchedulerError("max_tokens and n must be at least 1")
+    if length >= limit:
+        why = "" if limit == configured else ", all that the pool holds"
+        raise RequestTooLongError(
+            f"a prompt of {length} tokens and an output token exceed the limit of "
+            f"{limit} tokens{why}",
+            limit,
+        )
+
+
+def check_queue(
+    request: Request, config: SchedulerConfig, num_waiting: int, waiting_tokens: int
+) -> None:
+    """Refuses what would make the queue longer than the configured limits."""
+    most = config.max_queued_requests
+    if most is not None and num_waiting >= most:
+        raise QueueFullError(f"{most} requests wait already", most)
+    length, most = len(request.prompt_token_ids), config.max_queued_tokens
+    if most is not None and waiting_tokens + length > most:
+        raise QueueFullError(
+            f"{length} tokens more than the {waiting_tokens} that wait already exceed {most}", most
+        )

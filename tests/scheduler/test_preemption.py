@@ -1,0 +1,171 @@
+"""Out of blocks: who gives way, and what it looks like to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler import PreemptionCosts
+from tests.scheduler.harness import Loop, make_config
+
+SWAP = {"num_host_blocks": 40, "preemption_costs": PreemptionCosts(1.0, 1e-6)}
+RECOMPUTE = {"num_host_blocks": 40, "preemption_costs": PreemptionCosts(1e-6, 1.0)}
+
+
+def tight(**changes: object) -> Loop:
+    """Eight blocks: two requests of 9 tokens start, but can't both grow to 23."""
+    return Loop(make_config(**({"num_blocks": 9, "max_num_seqs": 3} | changes)))
+
+
+def test_the_newest_gives_way_and_its_output_goes_on_where_it_was() -> None:
+    loop = tight()
+    first = loop.add_prompt("a", [1] * 9, max_tokens=14)
+    second = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.run()  # compares with the output alone, and what was streamed with the output
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+    replays = [s for plan in loop.plans for s in plan.starts if s.sequence is second][1:]
+    assert replays
+    assert len(second.output_token_ids) == 14
+
+
+def test_a_victim_goes_back_to_the_front_of_the_queue() -> None:
+    loop = tight(max_num_seqs=2)
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    second = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    third = loop.add_prompt("c", [3] * 2, max_tokens=4)
+    while not second.num_preemptions:
+        loop.step()
+    assert (second.slot, third.slot) == (-1, -1)
+    order = [s.sequence for plan in loop.plans for s in plan.starts]
+    loop.run()
+    order = [s.sequence for plan in loop.plans for s in plan.starts][len(order) :]
+    assert order[0] is second
+
+
+def test_nothing_starts_in_a_step_that_preempts() -> None:
+    loop = tight()
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    second = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    while not second.num_preemptions:
+        loop.step()
+    loop.add_prompt("c", [3], max_tokens=1)
+    assert not loop.plans[-1].starts
+    loop.run()
+
+
+def test_priority_preempts_the_lowest_and_then_the_newest() -> None:
+    loop = tight(policy="priority", num_blocks=10)
+    low = loop.add_prompt("low", [1] * 9, max_tokens=14, priority=5)
+    high = loop.add_prompt("high", [2] * 9, max_tokens=14, priority=0)
+    newer = loop.add_prompt("newer", [3] * 9, max_tokens=14, priority=0, arrival_time=1.0)
+    while not low.num_preemptions:
+        loop.step()
+    assert (high.num_preemptions, newer.num_preemptions) == (0, 0)
+    while not newer.num_preemptions:
+        loop.step()
+    assert high.num_preemptions == 0
+    loop.run()
+
+
+def test_a_priority_victim_that_was_planned_already_is_unplanned() -> None:
+    # All three cross into a new block in the same step, and one block is free. By arrival the
+    # lowest gets it first; by priority it must give it back, with its row.
+    loop = tight(policy="priority", num_blocks=11)
+    low = loop.add_prompt("low", [1] * 12, max_tokens=8, priority=5)
+    loop.add_prompt("b", [2] * 12, max_tokens=8, priority=1)
+    loop.add_prompt("c", [3] * 12, max_tokens=8, priority=1)
+    loop.step()
+    slot = low.slot
+    plan = loop.step()
+    assert low.num_preemptions == 1
+    assert slot not in plan.decode_slots
+    assert slot not in [entry[0] for entry in plan.new_blocks]
+    assert plan.num_tokens == len(plan.decode_slots) == 2
+    loop.run()
+
+
+def test_a_token_in_flight_for_a_victim_is_delivered() -> None:
+    loop = tight()
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    victim = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.schedule()
+    while not victim.num_preemptions:
+        loop.schedule()
+        if not victim.num_preemptions:
+            loop.update()
+    known = len(victim.output_token_ids)
+    loop.update()  # the step before the one that preempted it
+    assert len(victim.output_token_ids) == known + 1
+    assert (victim.slot, victim.num_computed) == (-1, 0)
+    loop.run(depth=2)
+
+
+def test_a_victim_whose_token_in_flight_is_a_stop_ends() -> None:
+    loop = tight()
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    victim = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.schedule()
+    while not victim.num_preemptions:
+        loop.schedule()
+        if not victim.num_preemptions:
+            loop.update()
+    coming = loop.expected[victim][len(victim.output_token_ids)]
+    victim.request.stop_token_ids = frozenset((coming,))
+    loop.scheduler._registry.stops.add(coming)
+    result = loop.update()
+    assert result.finished == [victim]
+    assert victim.finish_reason == "stop"
+    assert loop.scheduler.stats().waiting == 0
+    loop.expected[victim] = list(victim.output_token_ids)
+    loop.run(depth=2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("caching", [True, False])
+def test_swapped_blocks_go_out_and_come_back(depth: int, caching: bool) -> None:
+    loop = tight(enable_prefix_caching=caching, **SWAP)
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    second = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.run(depth)
+    assert second.num_preemptions > 0
+    outs = [pair for plan in loop.plans for pair in plan.swap_outs]
+    ins = [pair for plan in loop.plans for pair in plan.swap_ins]
+    assert len(outs) == len(ins) > 0
+    stats = loop.scheduler.stats()
+    assert stats.swaps == stats.preemptions == second.num_preemptions
+    assert (stats.recomputed_tokens, stats.host_blocks_used) == (0, 0)
+    replayed = [c for p in loop.plans for c in p.chunks if c.slot == 1][1:]
+    assert all(len(chunk.token_ids) == 1 for chunk in replayed)
+
+
+def test_the_caller_sets_the_costs_that_choose_between_swap_and_recompute() -> None:
+    for costs, swaps in ((SWAP, True), (RECOMPUTE, False)):
+        loop = tight(**costs)
+        loop.add_prompt("a", [1] * 9, max_tokens=14)
+        loop.add_prompt("b", [2] * 9, max_tokens=14)
+        loop.run()
+        stats = loop.scheduler.stats()
+        assert stats.preemptions > 0
+        assert (stats.swaps > 0) is swaps
+        assert (stats.recomputed_tokens > 0) is not swaps
+
+
+def test_a_full_host_pool_means_recompute() -> None:
+    loop = tight(num_host_blocks=1, preemption_costs=PreemptionCosts(1.0, 1e-6))
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.run()
+    stats = loop.scheduler.stats()
+    assert stats.preemptions > stats.swaps == 0
+
+
+def test_an_aborted_swapped_sequence_gives_its_host_blocks_back() -> None:
+    loop = tight(**SWAP)
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    victim = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    while not victim.num_preemptions:
+        loop.step()
+    assert loop.scheduler.stats().host_blocks_used > 0
+    loop.abort("b")
+    assert loop.scheduler.stats().host_blocks_used == 0
+    loop.run()

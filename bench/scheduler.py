@@ -98,17 +98,19 @@ class Peer:
 
 
 def compare(sizes: tuple[int, ...], peer: Peer | None, figures: dict[str, float]) -> None:
-    """A line a load: ours, and right after it the peer's."""
+    """A line a load."""
     heads = ("running", "hits", "ours p50", "p99", "vLLM p50", "p99", "ratio p50", "mean", "goal")
     print("".join(f"{head:>10}" for head in heads), "  (microseconds a step)")
     for config in [TraceConfig(size, hits) for size in sizes for hits in (0.0, 0.5)]:
         name = f"r{config.num_running}_h{config.hit_share * 100:.0f}"
-        ours = measure(config).summary()
+        # Before and after the peer, since the machine's speed drifts with what else it does.
+        times = measure(config)
+        theirs = peer.measure(config) if peer else None
+        ours = (times + measure(config)).summary()
         figures |= {f"{name}_{key}_us": round(value, 1) for key, value in ours.items()}
         cells = [str(config.num_running), f"{config.hit_share:.0%}"]
         cells += [f"{ours[key]:.0f}" for key in ("p50", "p99")]
-        if peer:
-            theirs = peer.measure(config)
+        if theirs:
             ratios = {key: theirs[key] / ours[key] for key in ("p50", "mean")}
             figures |= {f"{name}_vllm_{key}_us": round(value, 1) for key, value in theirs.items()}
             figures |= {f"{name}_ratio_{key}": round(value, 1) for key, value in ratios.items()}

@@ -79,6 +79,9 @@ class Times:
     steps: list[float]
     adds: list[float]
 
+    def __add__(self, other: Times) -> Times:
+        return Times(self.steps + other.steps, self.adds + other.adds)
+
     def summary(self) -> dict[str, float]:
         """Microseconds; a step is schedule() + update(), an add is add_request()."""
         steps = quantiles(self.steps, n=100, method="inclusive")

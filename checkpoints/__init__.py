@@ -12,7 +12,7 @@ __all__ = ["Checkpoint", "open_checkpoint", "pull"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a GGUF file or a Hugging Face folder; reads headers only.
+    """Opens a GGUF file, a Hugging Face folder or an Orbax folder; reads headers only.
 
     Raises:
         ModelNotFoundError: nothing is there, or a folder without a model in it.
@@ -20,6 +20,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: it is damaged or doesn't match its config; names the tensor or file.
     """
     # The readers' imports take a third of a second: the tokenizer needs none of them.
+    if (path / "jaxserve.json").exists():
+        from checkpoints.orbax_folder import OrbaxCheckpoint
+
+        return OrbaxCheckpoint(path)
     if path.is_dir():
         from checkpoints.safetensors_folder import SafetensorsCheckpoint
 

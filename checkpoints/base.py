@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
-from jaxserve.config import ModelConfig
-from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.errors import CheckpointError
+from jaxserve.models.config import ModelConfig
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+if TYPE_CHECKING:
+    import jax
+
+    from checkpoints.weight_map import Source
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -21,10 +26,35 @@ class Checkpoint(ABC):
 
     path: Path
     config: ModelConfig
+    packed: bool = False  # the experts are stored as MXFP4
 
     @abstractmethod
     def shapes(self) -> Shapes:
         """Shapes by Hugging Face name; a linear weight is [out, in]."""
+
+    def parameters(self) -> dict[tuple[Hashable, ...], Source]:
+        """Which tensors make each parameter of the model."""
+        from checkpoints.weight_map import sources  # imports Flax, which a tokenizer doesn't need
+
+        return sources(self.config, self.packed)
+
+    def parameter(self, path: tuple[Hashable, ...]) -> np.ndarray | jax.Array:
+        """One parameter of the model, made of its tensors.
+
+        Raises:
+            CheckpointError: a tensor is missing or damaged.
+        """
+        source = self.parameters()[path]
+        tensors = [self.read(name) for name in source.tensors]
+        kind = tensors[0].dtype
+        if kind == ml_dtypes.bfloat16 and all(t.dtype == kind for t in tensors):
+            # NumPy moves types that it doesn't know one element at a time.
+            return source.build(*(t.view(np.uint16) for t in tensors)).view(kind)
+        return source.build(*tensors)
+
+    def describe(self, path: tuple[Hashable, ...]) -> str:
+        """The tensors that make a parameter, for messages."""
+        return ", ".join(self.parameters()[path].tensors)
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
@@ -43,49 +73,22 @@ class Checkpoint(ABC):
         """Size of the tensors on disk, in bytes."""
 
 
-def expected_shapes(config: ModelConfig) -> Shapes:
-    """What a Llama of this config consists of.
-
-    Raises:
-        UnsupportedModelError: the architecture isn't one of ARCHITECTURES.
-    """
-    if config.architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"the architecture {config.architecture} isn't implemented; "
-            f"supported: {', '.join(ARCHITECTURES)}"
-        )
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    layer = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
-    }
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for i in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
-
-
-def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+def check_shapes(
+    path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig, packed: bool = False
+) -> None:
     """Holds a checkpoint's tensors against its config.
+
+    Args:
+        packed: the experts are stored as MXFP4.
 
     Raises:
         CheckpointError: names the first tensor that is missing, extra or of another shape.
     """
-    expected = expected_shapes(config)
+    from checkpoints.weight_map import sources
+
+    expected: Shapes = {}
+    for source in sources(config, packed).values():
+        expected |= source.tensors
     for name, shape in expected.items():
         if name not in found:
             raise CheckpointError(f"{path}: the tensor {name} is missing")

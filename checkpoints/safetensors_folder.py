@@ -12,10 +12,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.base import Checkpoint, Shapes, check_shapes
-from jaxserve.config import ModelConfig
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.registry import config_from_hf
 
 _ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_PACKED = ("_proj_blocks", "_proj_scales")  # MXFP4: bytes
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -29,7 +31,8 @@ class SafetensorsCheckpoint(Checkpoint):
         self._nbytes = 0
         for file in _weight_files(path):
             self._add(file)
-        check_shapes(path, self._shapes, self.config)
+        self.packed = any(name.endswith("_proj_blocks") for name in self._shapes)
+        check_shapes(path, self._shapes, self.config, self.packed)
 
     def shapes(self) -> Shapes:
         return dict(self._shapes)
@@ -57,14 +60,15 @@ class SafetensorsCheckpoint(Checkpoint):
                 raise CheckpointError(f"{file}: the tensor {name} is in another file too")
             tensor = opened.get_slice(name)
             shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-            if dtype not in _ITEM_SIZES:
+            bytes_allowed = dtype == "U8" and name.endswith(_PACKED)
+            if dtype not in _ITEM_SIZES and not bytes_allowed:
                 raise UnsupportedModelError(
                     f"{file}: the tensor {name} is stored as {dtype}; "
                     f"supported: {', '.join(_ITEM_SIZES)}"
                 )
             self._files[name] = opened
             self._shapes[name] = shape
-            self._nbytes += math.prod(shape) * _ITEM_SIZES[dtype]
+            self._nbytes += math.prod(shape) * _ITEM_SIZES.get(dtype, 1)
 
     def _is_ignored(self, name: str) -> bool:
         """Whether transformers would ignore it too: old files keep rope's buffers, and some keep
@@ -75,7 +79,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
 def read_config(path: Path) -> ModelConfig:
     """config.json, with the EOS ids of generation_config.json added."""
-    config = ModelConfig.from_hf(read_json(path / "config.json"))
+    config = config_from_hf(read_json(path / "config.json"))
     if (path / "generation_config.json").exists():
         eos = read_json(path / "generation_config.json").get("eos_token_id")
         extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)

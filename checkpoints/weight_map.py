@@ -1,15 +1,26 @@
-"""How the tensors of a checkpoint, under Hugging Face's names, become a model's parameters."""
+"""How the tensors of a checkpoint, under Hugging Face's names, become a model's parameters.
+
+A rule turns a parameter's shape into its source. Most families name their tensors alike, so one
+table serves them all; FAMILY_RULES has what differs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jaxserve.config import ModelConfig
+from checkpoints.mxfp4 import dequantize
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.registry import model_class
 
 Path = tuple[Hashable, ...]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,63 +28,226 @@ class Source:
     """Where one parameter comes from.
 
     Args:
-        names: the checkpoint tensors, each [out, in] as Hugging Face stores linear weights.
-        build: joins them into the parameter.
+        tensors: the checkpoint's tensors and their shapes; linear weights are [out, in] as Hugging
+            Face stores them.
+        build: joins the tensors into the parameter.
     """
 
-    names: tuple[str, ...]
+    tensors: dict[str, Shape]
     build: Callable[..., np.ndarray]
 
-
-def _as_is(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def llama_sources(config: ModelConfig) -> dict[Path, Source]:
-    """Parameter path -> source, for LlamaForCausalLM."""
-    hidden, kv_heads, head_dim = (
-        config.hidden_size,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
-    group = config.num_attention_heads // kv_heads
-
-    def qkv(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        heads = [w.reshape(kv_heads, -1, head_dim, hidden) for w in (q, k, v)]
-        joined = np.concatenate(heads, axis=1)  # [K, G+2, D, E]
-        assert joined.shape[1] == group + 2
-        return joined.transpose(3, 0, 1, 2)
-
-    def out(w: np.ndarray) -> np.ndarray:
-        return w.T.reshape(-1, head_dim, hidden)
-
-    def gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        return np.stack([gate.T, up.T], axis=1)
-
-    sources: dict[Path, Source] = {
-        ("embed", "embedding"): Source(("model.embed_tokens.weight",), _as_is),
-        ("norm", "scale"): Source(("model.norm.weight",), _as_is),
-    }
-    if not config.tie_word_embeddings:
-        sources[("head", "embedding")] = Source(("lm_head.weight",), _as_is)
-    for i in range(config.num_hidden_layers):
-
-        def name(*parts: str, i: int = i) -> tuple[str, ...]:
-            return tuple(f"model.layers.{i}.{part}.weight" for part in parts)
-
-        attention = name("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        for path, source in {
-            ("input_norm", "scale"): Source(name("input_layernorm"), _as_is),
-            ("attention", "qkv"): Source(attention, qkv),
-            ("attention", "out"): Source(name("self_attn.o_proj"), out),
-            ("post_attention_norm", "scale"): Source(name("post_attention_layernorm"), _as_is),
-            ("mlp", "gate_up"): Source(name("mlp.gate_proj", "mlp.up_proj"), gate_up),
-            ("mlp", "down"): Source(name("mlp.down_proj"), np.transpose),
-        }.items():
-            sources[("layers", i, *path)] = source
-    return sources
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
 
 
-WEIGHT_MAPS: dict[str, Callable[[ModelConfig], dict[Path, Source]]] = {
-    "LlamaForCausalLM": llama_sources
+Rule = Callable[[Shape], Source]
+
+
+@lru_cache(maxsize=4)
+def sources(config: ModelConfig, packed: bool = False) -> dict[Path, Source]:
+    """Parameter path -> source.
+
+    Args:
+        packed: the experts are stored as MXFP4 (gpt-oss).
+
+    Raises:
+        UnsupportedModelError: an unknown architecture.
+    """
+    cls = model_class(config.architecture)
+    abstract = nnx.eval_shape(lambda: nnx.state(cls(config, jnp.dtype(jnp.float32))))
+    rules = RULES | FAMILY_RULES.get(config.architecture, {})
+    if packed:
+        rules |= PACKED_RULES
+    found: dict[Path, Source] = {}
+    for path, value in nnx.to_flat_state(abstract):
+        inside_layer = path[0] == "layers"
+        source = rules[".".join(map(str, path[2:] if inside_layer else path))](value.shape)
+        prefix = f"model.layers.{path[1]}." if inside_layer else ""
+        found[path] = Source({prefix + n: s for n, s in source.tensors.items()}, source.build)
+    return found
+
+
+def _as_is(name: str) -> Rule:
+    return lambda shape: Source({name: shape}, lambda x: x)
+
+
+def _flat(name: str) -> Rule:
+    """A bias over heads, or the like: the same values in one dimension."""
+    return lambda shape: Source({name: (math.prod(shape),)}, lambda x: x.reshape(shape))
+
+
+def _transposed(name: str) -> Rule:
+    return lambda shape: Source({name: shape[::-1]}, np.transpose)
+
+
+def _qkv(stem: str) -> Rule:
+    """q, k and v apart, into [E, K, G+2, D]."""
+
+    def rule(shape: Shape) -> Source:
+        hidden, kv_heads, rows, head_dim = shape
+
+        def build(*parts: np.ndarray) -> np.ndarray:
+            heads = [w.reshape(kv_heads, -1, head_dim, hidden) for w in parts]
+            return np.concatenate(heads, axis=1).transpose(3, 0, 1, 2)
+
+        kv = kv_heads * head_dim
+        outs = {"q": (rows - 2) * kv, "k": kv, "v": kv}
+        return Source({stem.format(part): (out, hidden) for part, out in outs.items()}, build)
+
+    return rule
+
+
+def _qkv_bias(stem: str) -> Rule:
+    def rule(shape: Shape) -> Source:  # [K, G+2, D]
+        unbiased = _qkv(stem)((1, *shape))
+        build = unbiased.build
+        tensors: dict[str, Shape] = {name: (out,) for name, (out, _) in unbiased.tensors.items()}
+        return Source(tensors, lambda *parts: build(*parts)[0])
+
+    return rule
+
+
+def _fused_qkv(name: str) -> Rule:
+    """One tensor with the rows of q, then k, then v."""
+
+    def rule(shape: Shape) -> Source:
+        apart = _qkv("{}")(shape)
+        ends = np.cumsum([out for out, _ in apart.tensors.values()])
+        return Source(
+            {name: (int(ends[-1]), shape[0])}, lambda w: apart.build(*np.split(w, ends[:-1]))
+        )
+
+    return rule
+
+
+def _out(name: str) -> Rule:
+    def rule(shape: Shape) -> Source:  # [H, D, E]
+        heads, head_dim, hidden = shape
+        return Source({name: (hidden, heads * head_dim)}, lambda w: w.T.reshape(shape))
+
+    return rule
+
+
+def _gate_up(gate: str, up: str) -> Rule:
+    def rule(shape: Shape) -> Source:  # [E, 2, F]
+        hidden, _, size = shape
+        return Source(
+            {gate: (size, hidden), up: (size, hidden)}, lambda g, u: np.stack([g.T, u.T], axis=1)
+        )
+
+    return rule
+
+
+def _fused_gate_up(name: str) -> Rule:
+    """One tensor with the rows of gate, then up."""
+
+    def rule(shape: Shape) -> Source:
+        hidden, _, size = shape
+        return Source({name: (2 * size, hidden)}, lambda w: w.T.reshape(shape))
+
+    return rule
+
+
+def _experts(inner: Rule) -> Rule:
+    """An inner rule for every expert, {} in its names being the expert's number."""
+
+    def rule(shape: Shape) -> Source:
+        one = inner(shape[1:])
+        tensors = {
+            name.format(i): size for i in range(shape[0]) for name, size in one.tensors.items()
+        }
+        count = len(one.tensors)
+
+        def build(*parts: np.ndarray) -> np.ndarray:
+            out = np.empty(shape, parts[0].dtype)
+            for i in range(shape[0]):
+                out[i] = one.build(*parts[i * count : (i + 1) * count])
+            return out
+
+        return Source(tensors, build)
+
+    return rule
+
+
+def _interleaved(name: str) -> Rule:
+    """Columns gate, up, gate, up, ... [..., 2F] to [..., 2, F]."""
+
+    def rule(shape: Shape) -> Source:
+        return Source(
+            {name: (*shape[:-2], 2 * shape[-1])},
+            lambda w: w.reshape(*shape[:-2], shape[-1], 2).swapaxes(-1, -2),
+        )
+
+    return rule
+
+
+def _mxfp4(inner: Rule) -> Rule:
+    """A rule for [X, in, out] weights, stored as MXFP4 [X, out, in] instead."""
+
+    def rule(shape: Shape) -> Source:
+        plain = inner(shape)
+        ((name, (experts, rows, columns)),) = plain.tensors.items()
+        blocks = (experts, columns, rows // 32)
+        return Source(
+            {f"{name}_blocks": (*blocks, 16), f"{name}_scales": blocks},
+            lambda b, s: plain.build(dequantize(b, s).swapaxes(1, 2)),
+        )
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "embed.embedding": _as_is("model.embed_tokens.weight"),
+    "norm.scale": _as_is("model.norm.weight"),
+    "head.embedding": _as_is("lm_head.weight"),
+    "input_norm.scale": _as_is("input_layernorm.weight"),
+    "attention.qkv": _qkv("self_attn.{}_proj.weight"),
+    "attention.qkv_bias": _qkv_bias("self_attn.{}_proj.bias"),
+    "attention.q_norm.scale": _as_is("self_attn.q_norm.weight"),
+    "attention.k_norm.scale": _as_is("self_attn.k_norm.weight"),
+    "attention.sinks": _as_is("self_attn.sinks"),
+    "attention.out": _out("self_attn.o_proj.weight"),
+    "attention.out_bias": _as_is("self_attn.o_proj.bias"),
+    "post_attention_norm.scale": _as_is("post_attention_layernorm.weight"),
+    "pre_feedforward_norm.scale": _as_is("pre_feedforward_layernorm.weight"),
+    "post_feedforward_norm.scale": _as_is("post_feedforward_layernorm.weight"),
+    "mlp.gate_up": _gate_up("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.down": _transposed("mlp.down_proj.weight"),
+}
+
+FAMILY_RULES: dict[str, dict[str, Rule]] = {
+    "Phi3ForCausalLM": {
+        "attention.qkv": _fused_qkv("self_attn.qkv_proj.weight"),
+        "mlp.gate_up": _fused_gate_up("mlp.gate_up_proj.weight"),
+    },
+    "MixtralForCausalLM": {
+        "moe.router": _transposed("block_sparse_moe.gate.weight"),
+        "moe.gate_up": _experts(
+            _gate_up(
+                "block_sparse_moe.experts.{0}.w1.weight", "block_sparse_moe.experts.{0}.w3.weight"
+            )
+        ),
+        "moe.down": _experts(_transposed("block_sparse_moe.experts.{}.w2.weight")),
+    },
+    "Qwen3MoeForCausalLM": {
+        "moe.router": _transposed("mlp.gate.weight"),
+        "moe.gate_up": _experts(
+            _gate_up("mlp.experts.{0}.gate_proj.weight", "mlp.experts.{0}.up_proj.weight")
+        ),
+        "moe.down": _experts(_transposed("mlp.experts.{}.down_proj.weight")),
+    },
+    "GptOssForCausalLM": {
+        "moe.router": _transposed("mlp.router.weight"),
+        "moe.router_bias": _as_is("mlp.router.bias"),
+        "moe.gate_up": _interleaved("mlp.experts.gate_up_proj"),
+        "moe.gate_up_bias": _interleaved("mlp.experts.gate_up_proj_bias"),
+        "moe.down": _as_is("mlp.experts.down_proj"),
+        "moe.down_bias": _as_is("mlp.experts.down_proj_bias"),
+    },
+}
+
+PACKED_RULES: dict[str, Rule] = {
+    "moe.gate_up": _mxfp4(_interleaved("mlp.experts.gate_up_proj")),
+    "moe.down": _mxfp4(_as_is("mlp.experts.down_proj")),
 }

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from jaxserve.errors import ConfigError, UnsupportedModelError
+from jaxserve.errors import ConfigError
 
 MIB = 1024**2
 GIB = 1024**3
@@ -24,75 +22,6 @@ def cache_dir() -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "jaxserve"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a model, under Hugging Face's names.
-
-    Args:
-        architecture: the class name in config.json's `architectures`, as LlamaForCausalLM.
-        max_position_embeddings: context length in tokens.
-        eos_token_ids: ids that end an output.
-    """
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Reads config.json's contents.
-
-        Raises:
-            UnsupportedModelError: a field asks for something that isn't implemented, or is missing.
-        """
-        # transformers 5 nests rope settings; older files keep them at the top.
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        refused = {
-            "rope_scaling type": (rope_type, ("default",)),
-            "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
-            "attention_bias": (bool(config.get("attention_bias", False)), (False,)),
-            "mlp_bias": (bool(config.get("mlp_bias", False)), (False,)),
-        }
-        for name, (value, known) in refused.items():
-            if value not in known:
-                raise UnsupportedModelError(
-                    f"config.json has {name} = {value!r}; supported: {', '.join(map(str, known))}"
-                )
-        eos = config.get("eos_token_id")
-        try:
-            heads = config["num_attention_heads"]
-            return cls(
-                architecture=(config.get("architectures") or ["unknown"])[0],
-                vocab_size=config["vocab_size"],
-                hidden_size=config["hidden_size"],
-                intermediate_size=config["intermediate_size"],
-                num_hidden_layers=config["num_hidden_layers"],
-                num_attention_heads=heads,
-                num_key_value_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-                max_position_embeddings=config["max_position_embeddings"],
-                rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-                rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10_000.0),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-                bos_token_id=config.get("bos_token_id"),
-                eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
-            )
-        except KeyError as missing:
-            raise UnsupportedModelError(f"config.json has no {missing}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +40,7 @@ class EngineConfig:
         kv_cache_memory: bytes of the KV pool; None is 1 GiB on a CPU, and on a GPU what
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.
+        max_queued_requests: requests that may wait; more are refused as overload.
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
         forbid_compile: raise instead of compiling after ready.
@@ -125,6 +55,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
+    max_queued_requests: int = 1024
     enable_prefix_caching: bool = True
     overlap: bool = True
     forbid_compile: bool = False
@@ -135,10 +66,20 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
             )
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory",
+            "max_queued_requests",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {value}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(
+                "max_model_len must be at least 2, a token in and a token out; "
+                f"it was {self.max_model_len}"
+            )
         if self.block_size < 8 or self.block_size & (self.block_size - 1):
             raise ConfigError(
                 f"block_size must be a power of two from 8 up; it was {self.block_size}"

@@ -40,29 +40,24 @@ class _Softmax(NamedTuple):
             jnp.zeros(shape, jnp.float32),
         )
 
-    def merge(self, other: _Softmax) -> _Softmax:
-        top = jnp.maximum(self.top, other.top)
-        a, b = jnp.exp(self.top - top), jnp.exp(other.top - top)
-        return _Softmax(
-            top,
-            self.total * a + other.total * b,
-            self.values * a[..., None] + other.values * b[..., None],
-        )
-
     def result(self, sinks: jax.Array | None) -> jax.Array:
-        """The weighted mean of the values; zeros where no key was seen. sinks: [...] logits."""
-        state = self
-        if sinks is not None:
-            sinks = jnp.broadcast_to(sinks, self.top.shape)
-            state = self.merge(_Softmax(sinks, jnp.ones_like(sinks), jnp.zeros_like(self.values)))
-        return jnp.where(
-            self.total[..., None] > 0, state.values / jnp.maximum(state.total, 1e-30)[..., None], 0
-        )
+        """The weighted mean of the values. sinks: [...] logits with no value."""
+        if sinks is None:
+            return self.values / self.total[..., None]
+        top = jnp.maximum(self.top, sinks)
+        decay = jnp.exp(self.top - top)
+        total = self.total * decay + jnp.exp(sinks - top)
+        return self.values * (decay / total)[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """The arguments of one call, in the shapes that the loops use."""
+    """The arguments of one call, in the shapes that the loops use.
+
+    What doesn't depend on q or the pools is the same in all layers of a step. It stays out of the
+    loops, so that XLA computes it once a step and the loops' bodies are small: their size times
+    the number of layers is what a step costs to compile and to load.
+    """
 
     q: jax.Array  # [T, K, G, D], scaled
     k_pages: jax.Array
@@ -73,6 +68,10 @@ class _Problem:
     window: int | None
     softcap: float | None
     sinks: jax.Array | None  # [K, G]
+
+    @property
+    def block_size(self) -> int:
+        return self.k_pages.shape[2]
 
     @property
     def query_lens(self) -> jax.Array:  # [S]
@@ -86,8 +85,29 @@ class _Problem:
 
     def piece_size(self, wanted: int) -> int:
         """Whole pages, no more than the table holds."""
-        block_size = self.k_pages.shape[2]
-        return block_size * max(1, min(wanted // block_size, self.block_tables.shape[1]))
+        return self.block_size * max(1, min(wanted // self.block_size, self.block_tables.shape[1]))
+
+    def safe_tables(self, piece: int) -> jax.Array:  # [S, W'], W' whole pieces
+        """Block tables whose entries outside what a sequence sees repeat one that it does see.
+
+        Such entries may point anywhere, even out of the pool.
+        """
+        first = self.first_key(self.context_lens - self.query_lens) // self.block_size
+        last = jnp.maximum(self.context_lens - 1, 0) // self.block_size
+        pages = piece // self.block_size
+        entries = jnp.arange(-(-self.block_tables.shape[1] // pages) * pages)
+        return jnp.take_along_axis(
+            self.block_tables, jnp.clip(entries, first[:, None], last[:, None]), axis=1
+        )
+
+
+class _Piece(NamedTuple):
+    """A piece of one sequence's context."""
+
+    sequence: jax.Array
+    start: jax.Array  # position of its first key
+    begin: jax.Array  # keys before this position are seen by no query of the sequence
+    end: jax.Array  # context length
 
 
 def paged_attention(
@@ -132,102 +152,112 @@ def paged_attention(
 
 
 def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
-    """The rows of sequences that have one query token; zeros elsewhere.
-
-    Each context is cut in two by its own length, and two loops take a half each: XLA runs loops
-    that don't depend on each other at the same time.
-    """
+    """The rows of sequences that have one query token; zeros elsewhere."""
     piece = problem.piece_size(DECODE_PIECE)
+    tables = problem.safe_tables(piece)
     last = problem.context_lens - 1
-    first = problem.first_key(last) // piece
-    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first, 0)
-    # A lone piece goes to either loop: merging with nothing changes no bit.
-    lone = jnp.arange(pieces.shape[0]) % 2
-    half = jnp.where(pieces == 1, lone, (pieces + 1) // 2)
-    state = _decode_loop(problem, piece, first, half).merge(
-        _decode_loop(problem, piece, first + half, pieces - half)
+    first_key = problem.first_key(last)
+    first_piece = first_key // piece
+    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first_piece, 0)
+    most = -(-problem.block_tables.shape[1] * problem.block_size // piece)
+    owner, nth, count = _flat_items(pieces, pieces.shape[0] * most)
+    items = jnp.stack(
+        [
+            owner,
+            (first_piece[owner] + nth) * piece,
+            first_key[owner],
+            problem.context_lens[owner],
+            problem.query_starts[owner],
+            nth == 0,
+        ],
+        axis=1,
     )
-    return state.result(problem.sinks)
 
-
-def _decode_loop(
-    problem: _Problem, piece: int, first_piece: jax.Array, pieces: jax.Array
-) -> _Softmax:  # of [T, K, G] rows
-    ends = jnp.cumsum(pieces)
-
-    def step(carry: tuple[jax.Array, _Softmax, _Softmax]) -> tuple[jax.Array, _Softmax, _Softmax]:
-        i, state, states = carry
-        s, nth = _locate(ends, pieces, i)
-        token = problem.query_starts[s]
-        query = lax.dynamic_index_in_dim(problem.q, token, 0, keepdims=False)  # [K, G, D]
-        fresh = _Softmax.empty(query.shape)
-        state = jax.tree.map(lambda new, old: jnp.where(nth == 0, new, old), fresh, state)
-        positions = jnp.broadcast_to(problem.context_lens[s] - 1, query.shape[1:2])
-        state = _attend(problem, query, positions, s, (first_piece[s] + nth) * piece, piece, state)
+    def step(carry: tuple[jax.Array, _Softmax, jax.Array]) -> tuple[jax.Array, _Softmax, jax.Array]:
+        i, state, out = carry
+        *where, token, fresh = _unpack(items, i)
+        place = _Piece(*where)
+        query = _row(problem.q, token)  # [K, G, D]
+        empty = _Softmax.empty(query.shape)
+        state = jax.tree.map(lambda old, new: jnp.where(fresh > 0, new, old), state, empty)
+        positions = jnp.broadcast_to(place.end - 1, query.shape[1:2])
+        state = _attend(problem, tables, query, positions, place, piece, state)
         # Stored at every piece; what the sequence's last one stores stays.
-        states = jax.tree.map(
-            lambda all_rows, row: lax.dynamic_update_index_in_dim(all_rows, row, token, 0),
-            states,
-            state,
-        )
-        return i + 1, state, states
+        return i + 1, state, _store(out, state.result(problem.sinks)[None], token)
 
-    shape = problem.q.shape
-    init = (jnp.int32(0), _Softmax.empty(shape[1:]), _Softmax.empty(shape))
-    return lax.while_loop(lambda carry: carry[0] < ends[-1], step, init)[2]
+    out = jnp.zeros_like(problem.q)
+    init = (jnp.uint32(0), _Softmax.empty(out.shape[1:]), out)
+    return lax.while_loop(lambda carry: carry[0] < count, step, init)[2]
 
 
 def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
     """Fills the rows of sequences that have several query tokens."""
     num_tokens, kv_heads, group, head_dim = out.shape
     piece = problem.piece_size(PREFILL_PIECE)
+    tables = problem.safe_tables(piece)
     tile = min(PREFILL_TILE, num_tokens)
     tiles = jnp.where(problem.query_lens > 1, -(-problem.query_lens // tile), 0)
-    ends = jnp.cumsum(tiles)
     sinks = None if problem.sinks is None else jnp.tile(problem.sinks, (1, tile))
+    owner, nth, count = _flat_items(tiles, num_tokens // tile + tiles.shape[0])
+    starts, ends = problem.query_starts[:-1][owner], problem.query_starts[1:][owner]
+    first = starts + nth * tile
+    stop = jnp.minimum(first + tile, ends)
+    context = problem.context_lens[owner]
+    offset = context - ends  # from a token's place in the batch to its position
+    items = jnp.stack(
+        [
+            owner,
+            problem.first_key(starts + offset),
+            context,
+            jnp.minimum(first, num_tokens - tile),  # the slice must stay inside the batch
+            first,
+            stop,
+            offset,
+            problem.first_key(first + offset) // piece,
+            (stop - 1 + offset) // piece + 1,
+        ],
+        axis=1,
+    )
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         i, out = carry
-        s, nth = _locate(ends, tiles, i)
-        first = problem.query_starts[s] + nth * tile
-        stop = jnp.minimum(first + tile, problem.query_starts[s + 1])
-        base = jnp.minimum(first, num_tokens - tile)  # the slice must stay inside the batch
+        s, begin, end, base, first, stop, offset, first_piece, end_piece = _unpack(items, i)
         tokens = base + jnp.arange(tile)
         owned = (tokens >= first) & (tokens < stop)
-        offset = problem.context_lens[s] - problem.query_starts[s + 1]
         # Rows of other sequences see nothing, and are not stored.
         positions = jnp.repeat(jnp.where(owned, tokens + offset, -1), group)  # [tile * G]
-        query = lax.dynamic_slice_in_dim(problem.q, base, tile)  # [tile, K, G, D]
+        query = _rows(problem.q, base, tile)  # [tile, K, G, D]
         query = query.transpose(1, 0, 2, 3).reshape(kv_heads, tile * group, head_dim)
         state = lax.fori_loop(
-            problem.first_key(first + offset) // piece,
-            (stop - 1 + offset) // piece + 1,
-            lambda n, state: _attend(problem, query, positions, s, n * piece, piece, state),
+            first_piece,
+            end_piece,
+            lambda n, state: _attend(
+                problem, tables, query, positions, _Piece(s, n * piece, begin, end), piece, state
+            ),
             _Softmax.empty(query.shape),
         )
         rows = state.result(sinks).reshape(kv_heads, tile, group, head_dim).transpose(1, 0, 2, 3)
-        before = lax.dynamic_slice_in_dim(out, base, tile)
-        rows = jnp.where(owned[:, None, None, None], rows, before)
-        return i + 1, lax.dynamic_update_slice_in_dim(out, rows, base, 0)
+        rows = jnp.where(owned[:, None, None, None], rows, _rows(out, base, tile))
+        return i + 1, _store(out, rows, base)
 
-    return lax.while_loop(lambda carry: carry[0] < ends[-1], step, (jnp.int32(0), out))[1]
+    return lax.while_loop(lambda carry: carry[0] < count, step, (jnp.uint32(0), out))[1]
 
 
 def _attend(
     problem: _Problem,
+    tables: jax.Array,  # [S, W']
     query: jax.Array,  # [K, R, D]
     positions: jax.Array,  # [R]
-    s: jax.Array,
-    start: jax.Array,
+    place: _Piece,
     piece: int,
     state: _Softmax,
 ) -> _Softmax:
-    """Takes the keys start : start + piece of sequence s into the softmax of some rows."""
-    keys, values = _gather(problem, s, start, piece)
+    """Takes the keys of a piece into the softmax of some rows."""
+    keys, values = _gather(problem, tables, place, piece)
     scores = jnp.einsum("krd,kcd->krc", query, keys)
     if problem.softcap is not None:
         scores = problem.softcap * jnp.tanh(scores / problem.softcap)
-    key_positions = start + jnp.arange(piece)
+    key_positions = place.start + jnp.arange(piece)
     seen = key_positions <= positions[:, None]  # [R, piece]
     if problem.window is not None:
         seen &= key_positions > positions[:, None] - problem.window
@@ -244,33 +274,28 @@ def _attend(
 
 
 def _gather(
-    problem: _Problem, s: jax.Array, start: jax.Array, piece: int
+    problem: _Problem, tables: jax.Array, place: _Piece, piece: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of the positions start : start + piece, each [K, piece, D].
+    """Keys and values of a piece, each [K, piece, D].
 
     Values that no query of the sequence sees are zeros, for 0 x NaN is NaN. Unseen keys may be
     anything: their scores are masked.
     """
     num_blocks, kv_heads, block_size, head_dim = problem.k_pages.shape
-    end = problem.context_lens[s]
-    begin = problem.first_key(end - problem.query_lens[s])
-    entries = start // block_size + jnp.arange(piece // block_size)
-    # Table entries outside the context may point anywhere, even out of the pool.
-    pages = problem.block_tables[s, jnp.clip(entries, begin // block_size, (end - 1) // block_size)]
+    first = lax.shift_right_logical(place.start, jnp.int32(block_size.bit_length() - 1))
+    index = (_index(place.sequence), _index(first))
+    pages = lax.dynamic_slice(tables, index, (1, piece // block_size))
     rows = pages * kv_heads + jnp.arange(kv_heads)[:, None]  # [K, pages]
 
     def gather(pool: jax.Array) -> jax.Array:  # [K, pages, P * D]
         long_rows = pool.reshape(num_blocks * kv_heads, block_size * head_dim)
-        return long_rows.at[rows].get(mode="clip")
+        return long_rows.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
-    def visible(position: jax.Array) -> jax.Array:
-        """Elements of each page's row that come before a position."""
-        return ((position - entries * block_size) * head_dim)[:, None]  # [pages, 1]
-
-    element = jnp.arange(block_size * head_dim)
-    seen = element < visible(end)
+    # Of each page's row, the elements that come before the context's end, and from its begin on.
+    element = jnp.arange(piece * head_dim).reshape(-1, block_size * head_dim)
+    seen = element < (place.end - place.start) * head_dim
     if problem.window is not None:
-        seen &= element >= visible(begin)
+        seen &= element >= (place.begin - place.start) * head_dim
     # Long rows, fenced off from what follows: XLA:CPU copies them with vector instructions, and
     # element by element where it sees a short last axis.
     keys, values = lax.optimization_barrier(
@@ -280,10 +305,43 @@ def _gather(
     return keys.reshape(shape).astype(jnp.float32), values.reshape(shape).astype(jnp.float32)
 
 
-def _locate(ends: jax.Array, counts: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Owner of flat work item i, and its place among the owner's items; ends = cumsum(counts)."""
-    owner = jnp.sum(ends <= i, dtype=jnp.int32)
-    return owner, i - (ends[owner] - counts[owner])
+def _flat_items(counts: jax.Array, limit: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Lists the items of all owners: whose each is, its place among the owner's, and how many.
+
+    counts: [S] items of each owner. The lists are [limit]; entries past the count mean nothing.
+    """
+    ends = jnp.cumsum(counts)
+    i = jnp.arange(limit)
+    owner = jnp.minimum(jnp.sum(ends <= i[:, None], axis=1), counts.shape[0] - 1)
+    return owner, i - (ends - counts)[owner], ends[-1].astype(jnp.uint32)
+
+
+def _index(i: jax.Array) -> jax.Array:
+    """An index that can't be negative: jax adds no instructions for the case that it is."""
+    return i.astype(jnp.uint32)
+
+
+def _rows(array: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    """array[start : start + size]"""
+    zeros = [jnp.uint32(0)] * (array.ndim - 1)
+    return lax.dynamic_slice(array, (_index(start), *zeros), (size, *array.shape[1:]))
+
+
+def _row(array: jax.Array, i: jax.Array) -> jax.Array:
+    """array[i]"""
+    return lax.squeeze(_rows(array, i, 1), (0,))
+
+
+def _unpack(items: jax.Array, i: jax.Array) -> list[jax.Array]:
+    """The fields of item i of [N, F], each a scalar."""
+    row = _row(items, i)
+    return [lax.squeeze(lax.slice(row, (f,), (f + 1,)), (0,)) for f in range(row.shape[0])]
+
+
+def _store(array: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    """array with array[start : start + n] = rows"""
+    zeros = [jnp.uint32(0)] * (array.ndim - 1)
+    return lax.dynamic_update_slice(array, rows, (_index(start), *zeros))
 
 
 def as_stored(x: jax.Array, dtype: jnp.dtype, scale: jax.Array | float | None) -> jax.Array:

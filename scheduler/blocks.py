@@ -52,7 +52,7 @@ class BlockPool:
 
     def take(self) -> int:
         """Takes a free block, which is then no longer findable. Check num_free first."""
-        block = self._plain.pop() if self._plain else self._evict()
+        block = self._plain.pop() if self._plain else self._evict(1)[0]
         self._references[block] = 1
         return block
 
@@ -61,22 +61,30 @@ class BlockPool:
         split = max(0, len(self._plain) - count)
         blocks = self._plain[split:]
         del self._plain[split:]
-        blocks += [self._evict() for _ in range(count - len(blocks))]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         references = self._references
         for block in blocks:
             references[block] = 1
         return blocks
 
-    def _evict(self) -> int:
-        block = self._next[NULL_BLOCK]
-        self._unlink(block)
-        digest, self._digests[block] = self._digests[block], None
-        for group, known in enumerate(self._by_hash):
-            if digest is not None and known.get(digest) == block:
-                del known[digest]
-                if self._log is not None:
-                    self._log.append(BlockRemoved(group, digest))
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Takes the cached blocks that were freed first, and forgets their content."""
+        digests, following = self._digests, self._next
+        blocks, block = [], NULL_BLOCK
+        for _ in range(count):
+            block = following[block]
+            blocks.append(block)
+            digest, digests[block] = digests[block], None
+            assert digest is not None
+            for group, known in enumerate(self._by_hash):
+                if known.get(digest) == block:
+                    del known[digest]
+                    if self._log is not None:
+                        self._log.append(BlockRemoved(group, digest))
+        following[NULL_BLOCK], self._previous[following[block]] = following[block], NULL_BLOCK
+        self._num_cached -= count
+        return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Holds blocks once more (free cached ones revive). Null blocks are passed over."""

@@ -25,15 +25,13 @@ def root_digest(request: Request) -> bytes:
     return digest.digest()
 
 
-def block_digest(parent: bytes, content: bytes) -> bytes:
-    """Digest of one block; content is its token ids as native unsigned ints, then media keys."""
-    return blake2b(parent + content, digest_size=DIGEST_SIZE).digest()
-
-
 def block_digests(
     request: Request, parent: bytes, token_ids: list[int], start: int, block_size: int
 ) -> list[bytes]:
-    """Digests of the full blocks of token_ids, whose first token is at position `start`."""
+    """Digests of the full blocks of token_ids, whose first token is at position `start`.
+
+    What is hashed is the parent, the token ids as native unsigned ints, and the media keys.
+    """
     data = array("I", token_ids).tobytes()
     width = block_size * array("I").itemsize
     digests = []
@@ -41,7 +39,7 @@ def block_digests(
         content = data[offset : offset + width]
         if request.media:
             content += _media_key(request, start + offset // width * block_size, block_size)
-        parent = block_digest(parent, content)
+        parent = blake2b(parent + content, digest_size=DIGEST_SIZE).digest()
         digests.append(parent)
     return digests
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from struct import Struct
-
 from scheduler.blocks import NULL_BLOCK, BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.events import BlockEvent, BlockStored
-from scheduler.hashing import block_digest, block_digests, root_digest
+from scheduler.hashing import block_digests, root_digest
 from scheduler.request import Sequence
 
 # (group, index in the table, block, block to copy into it first or the null block)
 Growth = tuple[int, int, int, int]
 UNLIMITED = 1 << 62
+REGISTER_EVERY = 8  # blocks that a running decode generates
 
 
 class BlockTables:
@@ -26,7 +25,6 @@ class BlockTables:
         self.has_windows = any(self.windows)
         # One table that ends where its tokens do: a decode's next block always goes to its end.
         self.is_simple = self.windows == (None,) and not config.max_draft_tokens
-        self._pack = Struct(f"{self.block_size}I").pack
         self._caching = config.enable_prefix_caching
         # Most blocks a group needs at once: its window, a whole step's tokens, and a ragged edge.
         self._spans = tuple(
@@ -220,29 +218,19 @@ class BlockTables:
         return growth
 
     def cross(self, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
-        """register() and grow() for decodes that begin a block, in bulk; only if is_simple.
+        """grow() for decodes that begin a block, in bulk; only if is_simple.
 
+        Generated blocks are registered a few at a time, which costs less than one by one.
         Enough blocks must be free. Returns StepPlan.new_blocks.
         """
-        size, caching = self.block_size, self._caching and self.log is None
-        pack, growth, filled, digests = self._pack, [], [], []
+        growth = []
         for sequence, block in zip(sequences, self.pool.take_many(len(sequences)), strict=True):
-            table, hashes = sequence.tables[0], sequence.hashes
+            table = sequence.tables[0]
             index = len(table)
+            if self._caching and index - sequence.num_registered >= REGISTER_EVERY:
+                self.register(sequence, min(index * self.block_size, sequence.num_tokens))
             growth.append((sequence.slot, 0, index, block))
             table.append(block)
-            first = (index - 1) * size - sequence.num_prompt
-            if caching and first >= 0 and len(hashes) == sequence.num_registered == index - 1:
-                tokens = sequence.output_token_ids[first : first + size]
-                if len(tokens) == size:
-                    digest = block_digest(hashes[-1], pack(*tokens))
-                    hashes.append(digest)
-                    digests.append(digest)
-                    filled.append(table[-2])
-                    sequence.num_registered = index
-                    continue
-            self.register(sequence, min(index * size, sequence.num_tokens))
-        self.pool.register(0, filled, digests)
         return growth
 
     # -- giving back

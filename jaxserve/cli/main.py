@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxserve
-from jaxserve.cli import chat, generate, pull, serve
+from jaxserve.cli import chat, convert, generate, pull, serve
 from jaxserve.errors import JaxserveError
 
 FAILED = 1
@@ -22,22 +22,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except JaxserveError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except (JaxserveError, OSError) as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jaxserve", description="LLM serving on JAX/XLA.")
     parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (serve, generate, chat, pull):
+    for module in (serve, generate, chat, pull, convert):
         name = module.__name__.rpartition(".")[2]
         command = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
         module.add_arguments(command)

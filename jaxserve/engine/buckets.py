@@ -10,7 +10,7 @@ from jaxserve.errors import ConfigError
 # Each program costs start-up time; these are the ones that a padded step would cost more.
 SMALLEST_DECODES = (1, 4)  # then powers of two
 SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
-CHUNK_TOKENS = 128  # a chunk that doesn't fill the budget
+CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here in steps of four
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,21 +38,18 @@ class BucketTable:
         """A few row counts for pure decodes, and fewer token counts for the rest.
 
         Raises:
-            ConfigError: the token budget can't hold one token of each running sequence.
+            ConfigError: the token budget leaves no room beside a token of each sequence.
         """
-        if max_num_batched_tokens < max_num_seqs:
+        if max_num_batched_tokens <= max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({max_num_seqs}): a decode step computes one token of each sequence"
+                f"max_num_batched_tokens ({max_num_batched_tokens}) must be more than max_num_seqs "
+                f"({max_num_seqs}): a step computes one token of each sequence, and prompts beside"
             )
         rows = [r for r in (*SMALLEST_DECODES, *_powers_from(8)) if r < max_num_seqs]
-        mixed = {
-            (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs)),
-            (CHUNK_TOKENS, max_num_seqs),
-        }
-        shapes = {Bucket(t, s) for t, s in mixed if s < t < max_num_batched_tokens}
-        if max_num_batched_tokens > max_num_seqs:
-            shapes.add(Bucket(max_num_batched_tokens, max_num_seqs))
+        short = (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs))
+        chunks = [(CHUNK_TOKENS << 2 * i, max_num_seqs) for i in range(8)]
+        shapes = {Bucket(t, s) for t, s in (short, *chunks) if s < t < max_num_batched_tokens}
+        shapes.add(Bucket(max_num_batched_tokens, max_num_seqs))
         return cls(tuple(Bucket(r, r) for r in (*rows, max_num_seqs)), tuple(sorted(shapes)))
 
     @property

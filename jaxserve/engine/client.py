@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -30,6 +31,8 @@ from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelEr
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
@@ -55,7 +58,11 @@ class EngineClient:
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
-        self.model_name = Path(config.model).name.removesuffix(".gguf")
+        local = Path(config.model)
+        # A hub name stays whole: it is what clients send.
+        self.model_name = (
+            local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
+        )
         self.tokenizer = tokenizer
         self._config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
@@ -91,7 +98,8 @@ class EngineClient:
         try:
             # The engine loads and compiles while we read the tokenizer.
             hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
-            await to_engine.send(messages.encode(hello))
+            # Not awaited: an engine that dies before it connects would never take it.
+            to_engine.send(messages.encode(hello))
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
             client = cls(config, tokenizer, process, folder, to_engine, from_engine)
             await client._wait_ready()
@@ -212,14 +220,19 @@ class EngineClient:
             self.compiles = message.compiles
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
-                if stream is not None and not stream.ended:
+                if stream is None or stream.ended:
+                    continue
+                try:
                     self._deliver(output, stream)
+                except Exception as error:  # one request's text must not end all streams
+                    log.exception("request %s failed", output.request_id)
+                    self._end(stream, EngineError(f"its output could not be read: {error}"))
+                    self._abort(output.request_id)
 
     def _deliver(self, output: messages.Output, stream: _Stream) -> None:
         if output.error is not None:
-            stream.ended = True
             kind = getattr(errors, output.error_kind or "", EngineError)
-            stream.deltas.put_nowait(kind(output.error))
+            self._end(stream, kind(output.error))
             return
         if (delta := stream.choices.take(output)) is None:
             return
@@ -233,11 +246,18 @@ class EngineClient:
         """Fails everything pending at once when the process dies."""
         status = await self._process.wait()
         self._dead.set()
-        error = EngineDeadError(f"the engine process ended with status {status}")
+        if self._closing:
+            error = EngineDeadError("the server is shutting down")
+        else:
+            error = EngineDeadError(f"the engine process ended with status {status}")
         for stream in self._streams.values():
             if not stream.ended:
-                stream.ended = True
-                stream.deltas.put_nowait(error)
+                self._end(stream, error)
+
+    @staticmethod
+    def _end(stream: _Stream, error: JaxserveError) -> None:
+        stream.ended = True
+        stream.deltas.put_nowait(error)
 
     def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:

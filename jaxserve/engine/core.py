@@ -75,7 +75,7 @@ class EngineCore:
         use_compilation_cache()
         started = time.monotonic()
         dtype = resolve_dtype(config)
-        model = load_model(model_path, dtype, progress)
+        model = load_model(model_path, dtype, progress, config.max_model_len)
         loaded = time.monotonic()
         limits = EngineLimits.resolve(config, model, dtype)
         width = -(-limits.max_model_len // config.block_size)
@@ -99,6 +99,7 @@ class EngineCore:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
+                max_queued_requests=config.max_queued_requests,
             )
         )
         self._grammars = GrammarQueue(tokenizer, self._vocab)

@@ -35,7 +35,11 @@ class Intake:
         Raises:
             InvalidRequestError: empty, too long, or with ids outside the vocabulary.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            self._check_length(prompt, params)
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
         if (keep := params.truncate_prompt_tokens) is not None:
             ids = ids[-(self.max_model_len - (params.max_tokens or 1) if keep == -1 else keep) :]
         if not ids:
@@ -60,6 +64,16 @@ class Intake:
             )
         params.check_vocabulary(min(self.vocab_size, self.tokenizer.num_ids))
         return ids
+
+    def _check_length(self, text: str, params: SamplingParams) -> None:
+        """Refuses, before it is tokenized, a text that can't fit however long its tokens are."""
+        most = self.max_model_len * self.tokenizer.longest_piece
+        if len(text) > most and params.truncate_prompt_tokens is None:
+            raise InvalidRequestError(
+                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, which this "
+                f"model takes at most, are never more than {most}: shorten the prompt",
+                "prompt",
+            )
 
     def submission(self, request_id: str, ids: list[int], params: SamplingParams) -> Submit:
         """The engine's message for ids that prompt_ids has passed."""

@@ -25,10 +25,16 @@ def resolve_dtype(config: EngineConfig) -> jnp.dtype:
 
 
 def use_compilation_cache() -> None:
-    """Keeps every compiled program on disk, however quick it was to compile."""
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+    """Keeps every compiled program on disk, however quick it was to compile.
+
+    The user's own JAX_COMPILATION_CACHE_DIR wins.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Source lines on every instruction double a program's size, and so the time to load it.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 @dataclass(frozen=True, slots=True)

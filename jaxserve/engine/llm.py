@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import checkpoints
 from jaxserve import errors
@@ -15,7 +19,7 @@ from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.engine.messages import Output
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
 from jaxserve.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
@@ -97,7 +101,11 @@ class LLM:
         for prompt, p in zip(several, params, strict=True):
             ids = self._intake.prompt_ids(prompt, p)
             collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, p, self)
-        self._run(collectors)
+        try:
+            self._run(collectors)
+        except BaseException:
+            self._abandon(collectors)
+            raise
         return [collector.output(request_id) for request_id, collector in collectors.items()]
 
     def chat(
@@ -120,11 +128,13 @@ class LLM:
         for request_id, c in collectors.items():
             refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
             if refused is not None:
-                self._give_up(collectors, refused)
+                raise _as_error(refused)
         while self.core.has_work:
-            for out in self.core.step():
+            with _interrupts_held():
+                outputs = self.core.step()
+            for out in outputs:
                 if out.error is not None:
-                    self._give_up(collectors, out)
+                    raise _as_error(out)
                 c = collectors[out.request_id]
                 if (delta := c.choices.take(out)) is None:
                     continue  # its stop string came up while a step was in flight
@@ -132,9 +142,30 @@ class LLM:
                 if delta.finish_reason is not None and out.finish_reason is None:
                     self.core.abort(out.request_id, out.index)
 
-    def _give_up(self, collectors: dict[str, _Collector], failed: Output) -> NoReturn:
+    def _abandon(self, collectors: dict[str, _Collector]) -> None:
+        """Leaves nothing of these requests behind, so that the next call starts clean."""
         for request_id in collectors:
             self.core.abort(request_id)
         while self.core.has_work:
             self.core.step()
-        raise getattr(errors, failed.error_kind or "", EngineError)(failed.error)
+
+
+def _as_error(failed: Output) -> JaxserveError:
+    error: JaxserveError = getattr(errors, failed.error_kind or "", EngineError)(failed.error)
+    return error
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back for a step: in the middle of one, the device state is donated away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(*caught[0])

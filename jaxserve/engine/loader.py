@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -11,10 +11,9 @@ from flax import nnx
 from tqdm import tqdm
 
 from checkpoints import open_checkpoint
-from checkpoints.weight_map import WEIGHT_MAPS
-from jaxserve.config import ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.models.cache import CacheSpec
+from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
 
 
@@ -34,32 +33,48 @@ class LoadedModel:
         return sum(leaf.nbytes for leaf in self.leaves)
 
 
-def load_model(path: Path, dtype: jnp.dtype, progress: bool) -> LoadedModel:
+def load_model(
+    path: Path, dtype: jnp.dtype, progress: bool, max_model_len: int | None = None
+) -> LoadedModel:
     """Reads every parameter of the checkpoint at path, cast to dtype.
+
+    Args:
+        max_model_len: the context that will be served, where that is less than the model's own.
 
     Raises:
         ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
     """
     checkpoint = open_checkpoint(path)
-    config = checkpoint.config
-    cls = model_class(config)
+    context = checkpoint.config.max_position_embeddings
+    config = replace(
+        checkpoint.config, max_position_embeddings=min(max_model_len or context, context)
+    )
+    cls = model_class(config.architecture)
     model = nnx.eval_shape(lambda: cls(config, dtype))
     graphdef, abstract = nnx.split(model)
-    sources = WEIGHT_MAPS[config.architecture](config)
-    filled = {}
+    flat = nnx.to_flat_state(abstract)
+    filled, finite = {}, {}
     with tqdm(
-        desc="load", unit="B", unit_scale=True, disable=not progress, total=checkpoint.nbytes
+        desc="load",
+        unit="B",
+        unit_scale=True,
+        disable=not progress,
+        total=sum(expected.size for _, expected in flat) * dtype.itemsize,
     ) as bar:
-        for parameter_path, expected in nnx.to_flat_state(abstract):
-            source = sources[parameter_path]
-            read = [checkpoint.read(name) for name in source.names]
-            value = source.build(*read)
+        for parameter_path, expected in flat:
+            name = checkpoint.describe(parameter_path)
+            value = checkpoint.parameter(parameter_path)
             if value.shape != expected.shape:
                 raise CheckpointError(
-                    f"{', '.join(source.names)}: made a parameter of shape {value.shape} where the "
-                    f"config asks for {expected.shape}; the checkpoint and its config don't match"
+                    f"{path}: {name} has shape {list(value.shape)} where the config asks for "
+                    f"{list(expected.shape)}; the checkpoint and its config don't match"
                 )
-            filled[parameter_path] = expected.replace(jnp.asarray(value, dtype))
-            bar.update(sum(x.nbytes for x in read))
+            array = jnp.asarray(value).astype(dtype)  # the device casts faster than NumPy
+            finite[name] = jnp.isfinite(array).all()
+            filled[parameter_path] = expected.replace(array)
+            bar.update(array.nbytes)
+    for name, good in finite.items():
+        if not good:
+            raise CheckpointError(f"{path}: NaN or infinite values in {name} (as {dtype.name})")
     leaves, structure = jax.tree.flatten(nnx.from_flat_state(filled))
     return LoadedModel(config, graphdef, structure, leaves, model.cache_specs)

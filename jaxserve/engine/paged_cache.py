@@ -42,8 +42,21 @@ class PagedLayerCache:
     query_starts: jax.Array
     max_query_len: int = field(metadata={"static": True})
 
+    @property
+    def num_tokens(self) -> jax.Array:
+        """See LayerCache.num_tokens."""
+        return self.query_starts[-1]
+
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, PagedLayerCache]:
         """See LayerCache.attend."""
         k_pages, v_pages = write_kv(k, v, self.k_pages, self.v_pages, self.write_slots)
@@ -55,6 +68,9 @@ class PagedLayerCache:
             self.context_lens,
             self.query_starts,
             scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
             max_query_len=self.max_query_len,
         )
         return out, replace(self, k_pages=k_pages, v_pages=v_pages)

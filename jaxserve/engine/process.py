@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import zmq
@@ -17,15 +19,14 @@ from jaxserve.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
-IDLE_MS = 500  # how often an idle engine looks whether its parent still lives
+PARENT_CHECK_S = 0.5
 
 
 class EngineProcess:
     """Serves one client until it says Shutdown or dies."""
 
-    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes], parent: int) -> None:
+    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
         self._inbox, self._outbox = inbox, outbox
-        self._parent = parent
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -42,7 +43,15 @@ class EngineProcess:
             core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
-        self._send(core.ready)
+        ready = core.ready
+        log.info(
+            "loaded in %.1f s, compiled in %.1f s: %d KV blocks, %d tokens of context",
+            ready.load_s,
+            ready.compile_s,
+            ready.num_blocks,
+            ready.max_model_len,
+        )
+        self._send(ready)
         return self._serve(core)
 
     def _serve(self, core: EngineCore) -> int:
@@ -61,12 +70,9 @@ class EngineProcess:
                 self._send(messages.Outputs(news, core.compiles))
 
     def _receive(self, wait: bool = True) -> messages.ToEngine | None:
-        """The next message; None when there is none now. Shutdown when the parent has died."""
-        while not self._inbox.poll(IDLE_MS if wait else 0):
-            if os.getppid() != self._parent:
-                return messages.Shutdown()
-            if not wait:
-                return None
+        """The next message; without wait, None when there is none now."""
+        if not wait and not self._inbox.poll(0):
+            return None
         return messages.decode_to_engine(self._inbox.recv())
 
     def _send(self, message: messages.ToClient) -> None:
@@ -77,6 +83,13 @@ class EngineProcess:
         return 1
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has died, whatever it is busy with."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
 def main(inbox_address: str, outbox_address: str, parent: str) -> int:
     """Entry of the process; the client, process id `parent`, binds both addresses."""
     # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
@@ -85,12 +98,13 @@ def main(inbox_address: str, outbox_address: str, parent: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.connect(inbox_address)
     outbox.connect(outbox_address)
     try:
-        return EngineProcess(inbox, outbox, int(parent)).run()
+        return EngineProcess(inbox, outbox).run()
     finally:
         context.destroy(linger=1000)
 

@@ -17,19 +17,40 @@ class CacheSpec:
     Args:
         num_kv_heads: K.
         head_dim: D.
+        window: only the last `window` tokens are ever read; None: all.
     """
 
     num_kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 class LayerCache(Protocol):
     """One layer's cache during one step; the engine brings the implementation (a pytree)."""
 
+    @property
+    def num_tokens(self) -> jax.Array:
+        """Tokens of the batch that are real, int32; those from here on are padding."""
+        ...
+
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, Self]:
         """Writes k and v [T, K, D] of this step, then attends causally from q [T, H, D].
+
+        Args:
+            scale: on q . k.
+            window: as CacheSpec has it.
+            softcap: scores become softcap * tanh(score / softcap).
+            sinks: [H], one more logit a head in the softmax, with no value.
 
         Returns:
             The attention output [T, H, D] and the cache with the new keys and values in it.

@@ -1,18 +1,28 @@
 """Layers that the model families share. Activations are flat over the batch's tokens: [T, E].
 
-Logical axes on parameters: embed, heads, kv_heads, head_dim, mlp, vocab; the engine maps them to
-mesh axes.
+Logical axes on parameters: embed, heads, kv_heads, head_dim, mlp, vocab, expert; the engine maps
+them to mesh axes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.cache import CacheSpec, LayerCache
+from jaxserve.models.config import Activation, LayerConfig, ModelConfig
+from jaxserve.models.rope import Rope, rotate
 
-Rope = tuple[jax.Array, jax.Array]  # cos, sin: [T, D/2] float32
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
 
 def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype) -> nnx.Param:
@@ -21,31 +31,25 @@ def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype
 
 
 class RMSNorm(nnx.Module):
-    """Root mean square norm in float32 (Zhang & Sennrich 2019)."""
+    """Root mean square norm in float32 (Zhang & Sennrich 2019).
 
-    def __init__(self, size: int, eps: float, dtype: jnp.dtype) -> None:
-        self.scale = param((size,), ("embed",), dtype)
+    Args:
+        offset: Gemma's: the factor is 1 + scale, and is applied before rounding.
+    """
+
+    def __init__(
+        self, size: int, eps: float, dtype: jnp.dtype, *, offset: bool = False, axis: str = "embed"
+    ) -> None:
+        self.scale = param((size,), (axis,), dtype)
         self.eps = eps
+        self.offset = offset
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
+    def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> [..., size]
         f = x.astype(jnp.float32)
         f = f * jax.lax.rsqrt(jnp.mean(f * f, axis=-1, keepdims=True) + self.eps)
+        if self.offset:
+            return (f * (1 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
         return self.scale[...] * f.astype(x.dtype)
-
-
-def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> Rope:
-    """Cosines and sines [T, D/2] of positions [T] (Su et al. 2021, section 3.4.2)."""
-    inverse = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions.astype(jnp.float32)[:, None] * inverse
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates pairs (i, i + D/2) of x [T, heads, D]: the half-split pairing of Hugging Face."""
-    cos, sin = (a[:, None, :] for a in rope)
-    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    out = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-    return out.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -53,42 +57,103 @@ class Attention(nnx.Module):
 
     One kernel makes q, k and v: for each kv head its group of query heads, then k, then v, so that
     a shard by kv heads holds whole groups.
+
+    Args:
+        qkv_bias, out_bias: on the projections.
+        qk_norm: a norm on queries and keys before they turn: of each head, or of all heads as one
+            vector.
+        norm_offset: see RMSNorm.
+        sinks: one more logit a head in the softmax.
     """
 
     def __init__(
-        self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        dtype: jnp.dtype,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: Literal["head", "all"] | None = None,
+        norm_offset: bool = False,
+        sinks: bool = False,
     ) -> None:
-        self.group = num_heads // num_kv_heads
-        self.cache_spec = CacheSpec(num_kv_heads, head_dim)
-        self.qkv = param(
-            (hidden, num_kv_heads, self.group + 2, head_dim),
-            ("embed", "kv_heads", None, "head_dim"),
-            dtype,
-        )
-        self.out = param((num_heads, head_dim, hidden), ("heads", "head_dim", "embed"), dtype)
+        hidden, head_dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.group = heads // kv_heads
+        self.cache_spec = CacheSpec(kv_heads, head_dim, layer.window)
+        self.scale = config.attention_scale or head_dim**-0.5
+        self.softcap = config.attention_softcap
+        rows = (kv_heads, self.group + 2, head_dim)
+        axes = ("kv_heads", None, "head_dim")
+        self.qkv = param((hidden, *rows), ("embed", *axes), dtype)
+        self.qkv_bias = param(rows, axes, dtype) if qkv_bias else None
+        self.out = param((heads, head_dim, hidden), ("heads", "head_dim", "embed"), dtype)
+        self.out_bias = param((hidden,), ("embed",), dtype) if out_bias else None
+        self.q_norm: RMSNorm | None
+        self.k_norm: RMSNorm | None
+        if qk_norm is None:
+            self.q_norm = self.k_norm = None
+        else:
+            per_head = qk_norm == "head"
+            norm = partial(
+                RMSNorm,
+                eps=config.rms_norm_eps,
+                dtype=dtype,
+                offset=norm_offset,
+                axis="head_dim" if per_head else "heads",
+            )
+            self.q_norm = norm(head_dim if per_head else heads * head_dim)
+            self.k_norm = norm(head_dim if per_head else kv_heads * head_dim)
+        self.sinks = param((heads,), ("heads",), dtype) if sinks else None
 
-    def __call__(self, x: jax.Array, rope: Rope, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+    def __call__(
+        self, x: jax.Array, rope: Rope | None, cache: LayerCache
+    ) -> tuple[jax.Array, LayerCache]:
         tokens, hidden = x.shape
         kernel = self.qkv[...]
         qkv = (x @ kernel.reshape(hidden, -1)).reshape(tokens, *kernel.shape[1:])  # [T, K, G+2, D]
+        if self.qkv_bias is not None:
+            qkv += self.qkv_bias[...]
         head_dim = self.cache_spec.head_dim
         q = qkv[:, :, : self.group].reshape(tokens, -1, head_dim)  # [T, H, D]
         k, v = qkv[:, :, self.group], qkv[:, :, self.group + 1]  # [T, K, D]
-        out, cache = cache.attend(rotate(q, rope), rotate(k, rope), v, scale=head_dim**-0.5)
-        return out.reshape(tokens, -1) @ self.out[...].reshape(-1, hidden), cache
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        out, cache = cache.attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.cache_spec.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks[...],
+        )
+        out = out.reshape(tokens, -1) @ self.out[...].reshape(-1, hidden)
+        return out if self.out_bias is None else out + self.out_bias[...], cache
+
+
+def _normed(norm: RMSNorm, x: jax.Array) -> jax.Array:  # [T, heads, D]
+    """Over each head, or over all heads at once, as the norm's size says."""
+    return norm(x.reshape(x.shape[0], -1, norm.scale.shape[0])).reshape(x.shape)
 
 
 class GatedMLP(nnx.Module):
-    """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x)), gate and up in one kernel."""
+    """A gated linear unit (Shazeer 2020): down(act(gate(x)) * up(x)), gate and up in one kernel."""
 
-    def __init__(self, hidden: int, intermediate: int, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, hidden: int, intermediate: int, activation: Activation, dtype: jnp.dtype
+    ) -> None:
         self.gate_up = param((hidden, 2, intermediate), ("embed", None, "mlp"), dtype)
         self.down = param((intermediate, hidden), ("mlp", "embed"), dtype)
+        self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
         kernel = self.gate_up[...]
         gate, up = jnp.split(x @ kernel.reshape(kernel.shape[0], -1), 2, axis=-1)
-        return (jax.nn.silu(gate) * up) @ self.down[...]
+        return (ACTIVATIONS[self.activation](gate) * up) @ self.down[...]
 
 
 class Embedding(nnx.Module):

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-from jaxserve.config import ModelConfig
 from jaxserve.errors import UnsupportedModelError
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.decoder import Decoder
+from jaxserve.models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
+from jaxserve.models.gpt_oss import GptOssForCausalLM
+from jaxserve.models.hf_config import HFConfig
 from jaxserve.models.llama import LlamaForCausalLM
+from jaxserve.models.mistral import MistralForCausalLM, MixtralForCausalLM
+from jaxserve.models.olmo2 import Olmo2ForCausalLM
+from jaxserve.models.phi import Phi3ForCausalLM
+from jaxserve.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from jaxserve.models.smollm3 import SmolLM3ForCausalLM
 
-ARCHITECTURES: dict[str, type[LlamaForCausalLM]] = {"LlamaForCausalLM": LlamaForCausalLM}
+_CLASSES: tuple[type[Decoder], ...] = (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    GptOssForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+    Olmo2ForCausalLM,
+    Phi3ForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+    SmolLM3ForCausalLM,
+)
+ARCHITECTURES: dict[str, type[Decoder]] = {cls.__name__: cls for cls in _CLASSES}
 
 
-def model_class(config: ModelConfig) -> type[LlamaForCausalLM]:
-    """The model class for a config.
+def model_class(architecture: str) -> type[Decoder]:
+    """The model class of an architecture.
 
     Raises:
         UnsupportedModelError: lists what is supported.
     """
     try:
-        return ARCHITECTURES[config.architecture]
+        return ARCHITECTURES[architecture]
     except KeyError:
         raise UnsupportedModelError(
-            f"architecture {config.architecture!r} is not supported; "
+            f"architecture {architecture!r} is not supported; "
             f"supported: {', '.join(sorted(ARCHITECTURES))}"
         ) from None
+
+
+def config_from_hf(hf: HFConfig) -> ModelConfig:
+    """Reads config.json's contents.
+
+    Raises:
+        UnsupportedModelError: an unknown architecture, or a field that asks for something that
+            isn't implemented, or one that is missing.
+    """
+    return model_class((hf.get("architectures") or ["unknown"])[0]).read_config(hf)

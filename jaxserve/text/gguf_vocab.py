@@ -1,4 +1,5 @@
-"""Byte-level BPE out of GGUF metadata, as a `tokenizers.Tokenizer`."""
+"""A vocabulary out of GGUF metadata, as a `tokenizers.Tokenizer`: byte-level BPE, or
+sentencepiece's."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from checkpoints.gguf_header import GGUFHeader
 from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.text import sentencepiece
 
 # tokenizer.ggml.token_type
 CONTROL, USER_DEFINED = 3, 4
@@ -51,15 +53,37 @@ def build_backend(header: GGUFHeader) -> Tokenizer:
     """The vocabulary of a GGUF file; ids are its own.
 
     Raises:
-        UnsupportedModelError: not byte-level BPE, or an unknown pre-tokenizer.
+        UnsupportedModelError: another kind of vocabulary, or an unknown pre-tokenizer.
         CheckpointError: the vocabulary is incomplete or contradicts itself.
     """
     model = header.require("tokenizer.ggml.model", str)
-    name = header.get("tokenizer.ggml.pre", str, None)
-    if model != "gpt2":
-        raise UnsupportedModelError(
-            f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2"
+    if model == "gpt2":
+        return _byte_level(header)
+    if model == "llama":
+        return _sentencepiece(header)
+    raise UnsupportedModelError(
+        f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2, llama"
+    )
+
+
+def _sentencepiece(header: GGUFHeader) -> Tokenizer:
+    tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
+    backend = sentencepiece.build(
+        sentencepiece.Vocabulary(
+            # llama.cpp's converter wrote spaces into user-defined pieces.
+            [token.replace(" ", sentencepiece.SPACE) for token in tokens],
+            header.require("tokenizer.ggml.scores", list),
+            header.require("tokenizer.ggml.token_type", list),
+            header.get("tokenizer.ggml.add_space_prefix", bool, True),
+            str(header.path),
         )
+    )
+    _frame(backend, header, tokens, add_bos=True)
+    return backend
+
+
+def _byte_level(header: GGUFHeader) -> Tokenizer:
+    name = header.get("tokenizer.ggml.pre", str, None)
     if name not in _PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"{header.path}: the pre-tokenizer {name} isn't implemented; "

@@ -9,11 +9,14 @@ from typing import Any
 
 import tokenizers
 from tokenizers import decoders
+from tokenizers.processors import TemplateProcessing
 
 from checkpoints.gguf_header import GGUFHeader, read_header
 from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.text import sentencepiece
 from jaxserve.text.chat_template import DEFAULT, ChatTemplate
 from jaxserve.text.gguf_vocab import build_backend
+from jaxserve.text.sentencepiece_file import read_vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -47,7 +50,9 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         # One more than the highest id, which gaps may set above the count.
-        self.num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.num_ids = 1 + max(vocabulary.values(), default=-1)
+        self.longest_piece = max(map(len, vocabulary), default=1)  # characters
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
@@ -65,7 +70,9 @@ class Tokenizer:
             add_special_tokens: put BOS (and EOS) around it where the model's files say so; a text
                 that begins with BOS gets no second one.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: encode() would hold the GIL all the while, encode_batch() lets it go.
+        batch = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
             del ids[0]
         return ids
@@ -112,10 +119,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Reads the tokenizer of a GGUF file or of a Hugging Face folder.
 
     Raises:
-        ModelNotFoundError: nothing is there, or a folder without tokenizer.json.
+        ModelNotFoundError: nothing is there, or a folder without tokenizer.json or tokenizer.model.
         UnsupportedModelError: a kind of vocabulary that isn't implemented.
         CheckpointError: the files are damaged.
     """
+    if (path / "vocabulary.gguf").exists():  # converted from GGUF
+        path = path / "vocabulary.gguf"
     return _from_folder(path) if path.is_dir() else _from_gguf(read_header(path))
 
 
@@ -141,17 +150,11 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 
 
 def _from_folder(path: Path) -> Tokenizer:
-    file = path / "tokenizer.json"
-    if not file.exists():
-        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(f"{file}: damaged ({error})") from None
+    config = _read_json(path / "tokenizer_config.json")
+    backend = _folder_backend(path, config)
     # Left from training: they would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(path / "tokenizer_config.json")
     special_tokens = {}
     for kind in ("bos", "eos", "unk", "pad"):
         token = config.get(f"{kind}_token")
@@ -160,6 +163,8 @@ def _from_folder(path: Path) -> Tokenizer:
             special_tokens[f"{kind}_token"] = content
     ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
     generation = _read_json(path / "generation_config.json").get("eos_token_id")
+    if generation is None:
+        generation = _read_json(path / "config.json").get("eos_token_id")
     more = generation if isinstance(generation, list) else [generation]
     return Tokenizer(
         backend,
@@ -167,6 +172,25 @@ def _from_folder(path: Path) -> Tokenizer:
         ids.get("bos_token"),
         _unique([ids.get("eos_token"), *more]),
     )
+
+
+def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    file, model = path / "tokenizer.json", path / "tokenizer.model"
+    if file.exists():
+        try:
+            return tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise CheckpointError(f"{file}: damaged ({error})") from None
+    if not model.exists():
+        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it, nor tokenizer.model")
+    backend = sentencepiece.build(read_vocabulary(model))
+    bos = backend.token_to_id("<s>" if "<s>" in backend.get_vocab() else "<bos>")
+    if config.get("add_bos_token", True) and bos is not None:
+        token = backend.id_to_token(bos)
+        backend.post_processor = TemplateProcessing(
+            single=[token, "$A"], special_tokens=[(token, bos)]
+        )
+    return backend
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

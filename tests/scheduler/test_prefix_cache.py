@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler import BlockRemoved, BlockStored, CacheCleared, MediaSpan, Request
 from scheduler.hashing import block_digests, root_digest
+from scheduler.tables import REGISTER_EVERY
 from tests.scheduler.harness import Loop, make_config, make_request
 
 PROMPT = [1, 2, 3, 4, 5, 6, 0, 1, 2, 3]  # two full blocks and a half
@@ -203,3 +204,14 @@ def test_events_tell_what_is_cached() -> None:
     assert loop.scheduler.reset_prefix_cache()
     assert loop.scheduler.take_events() == [CacheCleared()]
     assert loop.scheduler.take_events() == []
+
+
+def test_what_a_running_request_generates_is_found_with_a_bounded_lag() -> None:
+    loop = Loop(make_config(num_blocks=60, max_model_len=200))
+    first = loop.add_prompt("a", PROMPT, max_tokens=100)
+    for _ in range(60):
+        loop.step()
+    second = loop.add_prompt("b", PROMPT + first.output_token_ids, max_tokens=1)
+    loop.step()
+    assert second.num_cached_tokens >= 8 + 60 - (REGISTER_EVERY + 2) * 4
+    loop.run()

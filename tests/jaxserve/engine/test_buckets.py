@@ -8,7 +8,7 @@ from jaxserve.engine.buckets import Bucket, BucketTable
 from jaxserve.errors import ConfigError
 
 
-@pytest.mark.parametrize(("seqs", "budget"), [(1, 1), (1, 64), (7, 64), (32, 512), (256, 8192)])
+@pytest.mark.parametrize(("seqs", "budget"), [(1, 2), (1, 64), (7, 64), (32, 512), (256, 8192)])
 def test_every_plan_fits(seqs: int, budget: int) -> None:
     table = BucketTable.build(seqs, budget)
     for rows in range(1, seqs + 1):
@@ -24,6 +24,11 @@ def test_a_full_decode_is_not_padded() -> None:
     assert BucketTable.build(24, 512).pick(24, 24) == Bucket(24, 24)
 
 
-def test_budget_below_one_token_a_sequence_is_refused() -> None:
+@pytest.mark.parametrize("budget", [32, 64])
+def test_a_budget_without_room_for_prompts_is_refused(budget: int) -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
-        BucketTable.build(64, 32)
+        BucketTable.build(64, budget)
+
+
+def test_a_short_step_is_not_padded_to_a_large_budget() -> None:
+    assert BucketTable.build(256, 8192).pick(300, 5).tokens == 512

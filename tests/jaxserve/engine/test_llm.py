@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,22 @@ def test_max_tokens_none_runs_to_the_context_limit(llm: LLM) -> None:
     done = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))[0]
     assert len(done.outputs[0].token_ids) == 3
     assert done.outputs[0].finish_reason == "length"
+
+
+def test_an_interrupted_call_leaves_the_engine_whole(llm: LLM, prompts: list[list[int]]) -> None:
+    expected = tokens(llm, prompts, greedy())
+    alarm = threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts * 200, greedy(32))
+    assert not llm.core.has_work
+    assert llm.core.stats.blocks_used == 0
+    assert tokens(llm, prompts, greedy()) == expected
+
+
+def test_a_text_too_long_for_any_tokens_is_refused_unread(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="characters"):
+        llm.generate("x" * 10_000_000, greedy())
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:

@@ -1,0 +1,104 @@
+"""How fast weights load, beside a plain read of the same bytes:
+
+    python bench/load.py [--gib 1]
+
+Makes a random Llama of that size in bfloat16 in a temporary folder as safetensors, converts it to
+Orbax, and times, best of 3 with the page cache warm: a plain read into one buffer; loading each
+format into parameters as they are stored; and the same cast to float32. GB/s of stored bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from checkpoints import open_checkpoint
+from checkpoints.convert import convert
+from checkpoints.weight_map import sources
+from jaxserve.engine.loader import load_model
+from jaxserve.models.registry import config_from_hf
+
+HIDDEN, FFN, LAYER_BYTES = 2048, 8192, 2 * (2048 * 2048 * 4 + 3 * 2048 * 8192)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32_000,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+def write_folder(folder: Path, gib: float) -> None:
+    hf = CONFIG | {"num_hidden_layers": max(1, round(gib * 2**30 / LAYER_BYTES))}
+    (folder / "config.json").write_text(json.dumps(hf))
+    random = np.random.default_rng(0)
+    tensors = {}
+    for source in sources(config_from_hf(hf)).values():
+        for name, shape in source.tensors.items():
+            values = random.standard_normal(shape, np.float32) * 0.02
+            tensors[name] = values.astype(ml_dtypes.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def plain_read(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        if file.is_file():
+            buffer = bytearray(file.stat().st_size)
+            with file.open("rb", buffering=0) as opened:
+                total += opened.readinto(buffer) or 0
+    return total
+
+
+def best(run: Callable[[], object], times: int = 3) -> float:
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def load(folder: Path, dtype: str) -> None:
+    jax.block_until_ready(load_model(folder, jnp.dtype(dtype), progress=False).leaves)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the weights (default: 1)")
+    gib = parser.parse_args().gib
+    with tempfile.TemporaryDirectory() as temporary:
+        hf, orbax = Path(temporary) / "hf", Path(temporary) / "orbax"
+        hf.mkdir()
+        write_folder(hf, gib)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        convert_s = best(lambda: convert(hf, orbax, None), 1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        stored = open_checkpoint(hf).nbytes
+        gb = stored / 1e9
+        print(f"{gb:.2f} GB of bfloat16; on disk: Orbax {plain_read(orbax) / 1e9:.2f} GB")
+        print(f"convert          {convert_s:6.2f} s  {gb / convert_s:5.2f} GB/s", end="")
+        print(f"  peak host memory {before / 2**20:.2f} -> {peak / 2**20:.2f} GiB")
+        for name, folder in (("safetensors", hf), ("orbax", orbax)):
+            seconds = best(lambda folder=folder: plain_read(folder))
+            print(f"{name:12} read {seconds:5.2f} s  {gb / seconds:5.2f} GB/s")
+            for dtype in ("bfloat16", "float32"):
+                seconds = best(lambda folder=folder, dtype=dtype: load(folder, dtype))
+                print(f"{name:12} as {dtype:8} {seconds:5.2f} s  {gb / seconds:5.2f} GB/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The metadata of a GGUF file as the config.json that Hugging Face would have for the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from checkpoints.gguf_header import GGUFHeader
+from jaxserve.errors import UnsupportedModelError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling: what each frequency is divided by
+_F32 = 0
+_GEMMA3_27B_LAYERS = 62
+
+
+def hf_config(header: GGUFHeader) -> dict[str, Any]:
+    """The model's shape.
+
+    Raises:
+        UnsupportedModelError: an architecture or a feature that isn't implemented.
+        CheckpointError: a key is missing.
+    """
+    name = header.require("general.architecture", str)
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{header.path}: the GGUF architecture {name} isn't implemented; "
+            f"supported: {', '.join(ARCHITECTURES)}"
+        )
+    heads = header.require(f"{name}.attention.head_count", int)
+    hidden = header.require(f"{name}.embedding_length", int)
+    head_dim = header.get(f"{name}.attention.key_length", int, hidden // max(heads, 1))
+    refused = {
+        "experts": header.get(f"{name}.expert_count", int, 0) > 0,
+        "partial rope": header.get(f"{name}.rope.dimension_count", int, head_dim) != head_dim,
+        "values of another head size than keys": (
+            header.get(f"{name}.attention.value_length", int, head_dim) != head_dim
+        ),
+    }
+    for feature, present in refused.items():
+        if present:
+            raise UnsupportedModelError(f"{header.path}: {feature} isn't implemented for GGUF")
+    # llama.cpp ends an output at either.
+    ends = (header.token_id("eos"), header.token_id("eot"))
+    config = {
+        "architectures": [ARCHITECTURES[name]],
+        "vocab_size": header.get(f"{name}.vocab_size", int, None)
+        or len(header.require("tokenizer.ggml.tokens", list)),
+        "hidden_size": hidden,
+        "intermediate_size": header.require(f"{name}.feed_forward_length", int),
+        "num_hidden_layers": header.require(f"{name}.block_count", int),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.get(f"{name}.attention.head_count_kv", int, heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": header.require(f"{name}.context_length", int),
+        "rms_norm_eps": header.require(f"{name}.attention.layer_norm_rms_epsilon", float),
+        "rope_theta": header.get(f"{name}.rope.freq_base", float, 10_000.0),
+        "rope_scaling": _rope_scaling(header, name),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.token_id("bos"),
+        "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
+    }
+    return config | (_gemma3(header, config) if name == "gemma3" else {})
+
+
+def _gemma3(header: GGUFHeader, config: dict[str, Any]) -> dict[str, Any]:
+    # The file doesn't say: llama.cpp knows the one size that scales by another number.
+    of_27b = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "sliding_window": header.require("gemma3.attention.sliding_window", int),
+        "sliding_window_pattern": header.get("gemma3.attention.sliding_window_pattern", int, 6),
+        "query_pre_attn_scalar": per_head if of_27b else config["head_dim"],
+    }
+
+
+def _rope_scaling(header: GGUFHeader, name: str) -> dict[str, Any] | None:
+    if ROPE_FACTORS in header.tensors:
+        tensor = header.tensors[ROPE_FACTORS]
+        if tensor.ggml_type != _F32:
+            raise UnsupportedModelError(f"{header.path}: {ROPE_FACTORS} isn't float32")
+        (count,) = tensor.shape
+        factors = np.fromfile(header.path, "<f4", count, offset=tensor.offset).tolist()
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+        }
+    prefix = f"{name}.rope.scaling"
+    kind = header.get(f"{prefix}.type", str, "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(
+            f"{header.path}: rope scaling ({kind}) isn't implemented for GGUF"
+        )
+    return {
+        "rope_type": kind,
+        "factor": header.require(f"{prefix}.factor", float),
+        "original_max_position_embeddings": header.get(
+            f"{prefix}.original_context_length", int, None
+        ),
+    }

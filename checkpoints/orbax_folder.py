@@ -1,0 +1,184 @@
+"""Orbax in and out: a model's own parameters, so that a restore reads each straight to its device.
+
+A folder holds config.json, the tokenizer's files, `params/` with one Orbax checkpoint a layer (so
+that no more than a layer is ever in host memory), and jaxserve.json, which lists every parameter
+and is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Hashable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from tqdm import tqdm
+
+from checkpoints.base import Checkpoint, Shapes
+from checkpoints.safetensors_folder import read_config, read_json
+from checkpoints.weight_map import sources
+from jaxserve.config import MIB
+from jaxserve.errors import CheckpointError, ConfigError
+
+MANIFEST = "jaxserve.json"
+_FORMAT = 1
+_CHUNK_BYTES = 64 * MIB  # what one read fetches; a device reads only the chunks of its own part
+
+ParameterPath = tuple[Hashable, ...]
+
+
+class OrbaxCheckpoint(Checkpoint):
+    """A folder that `write` made. Its tensors are parameters: names are paths joined by dots."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        manifest = read_json(path / MANIFEST)
+        if manifest.get("format") != _FORMAT:
+            raise CheckpointError(f"{path / MANIFEST}: its format isn't {_FORMAT}")
+        self.config = read_config(path)
+        self._tensors: dict[str, dict[str, Any]] = manifest["tensors"]
+        for name in map(_name, sources(self.config)):
+            if name not in self._tensors:
+                raise CheckpointError(f"{path}: the tensor {name} is missing")
+        for name in self._tensors.keys() - set(map(_name, sources(self.config))):
+            raise CheckpointError(f"{path}: the tensor {name} has no place in the model")
+        self._restored: dict[str, jax.Array] = {}
+
+    def shapes(self) -> Shapes:
+        return {name: tuple(entry["shape"]) for name, entry in self._tensors.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            math.prod(entry["shape"]) * jnp.dtype(entry["dtype"]).itemsize
+            for entry in self._tensors.values()
+        )
+
+    def read(self, name: str) -> np.ndarray:
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.path}: there is no tensor {name}")
+        return np.asarray(self._restore(_group(name), [name], None)[name])
+
+    def parameter(
+        self, path: ParameterPath, sharding: jax.sharding.Sharding | None = None
+    ) -> jax.Array:
+        name = _name(path)
+        if name not in self._restored:
+            group = _group(name)
+            names = [n for n in self._tensors if _group(n) == group]
+            self._restored = self._restore(group, names, sharding)
+        return self._restored.pop(name)
+
+    def describe(self, path: ParameterPath) -> str:
+        return _name(path)
+
+    def _restore(
+        self, group: str, names: list[str], sharding: jax.sharding.Sharding | None
+    ) -> dict[str, jax.Array]:
+        where = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        item = {
+            n: jax.ShapeDtypeStruct(tuple(entry["shape"]), jnp.dtype(entry["dtype"]))
+            for n in names
+            if (entry := self._tensors[n])
+        }
+        arguments = {n: ocp.ArrayRestoreArgs(sharding=where) for n in names}
+        try:
+            with ocp.Checkpointer(_handler()) as checkpointer:
+                return checkpointer.restore(
+                    (self.path / "params" / group).absolute(),
+                    args=ocp.args.PyTreeRestore(item, arguments, partial_restore=True),
+                )
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            if len(names) == 1:
+                reason = str(error).splitlines()[0][:200]
+                raise CheckpointError(
+                    f"{self.path}: the tensor {names[0]} is missing or damaged ({reason})"
+                ) from error
+            for name in names:  # one of them is at fault: this names it
+                self._restore(group, [name], sharding)
+            raise
+
+
+def write(
+    checkpoint: Checkpoint,
+    target: Path,
+    dtype: jnp.dtype | None,
+    add_files: Callable[[Path], None],
+    progress: bool = False,
+) -> None:
+    """Writes a checkpoint's parameters as an Orbax folder; target appears whole or not at all.
+
+    Args:
+        dtype: of the floating point parameters; None keeps what is stored.
+        add_files: puts config.json and the tokenizer's files into a folder.
+
+    Raises:
+        ConfigError: target is there already.
+        CheckpointError: a tensor of the checkpoint is damaged.
+    """
+    if target.exists():
+        raise ConfigError(f"{target} is there already: remove it or choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        add_files(temporary)
+        tensors = _write_parameters(checkpoint, temporary / "params", dtype, progress)
+        manifest = {"format": _FORMAT, "tensors": tensors}
+        with (temporary / MANIFEST).open("w") as file:
+            json.dump(manifest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o755)
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write_parameters(
+    checkpoint: Checkpoint, folder: Path, dtype: jnp.dtype | None, progress: bool
+) -> dict[str, dict[str, Any]]:
+    folder.mkdir()
+    tensors = {}
+    paths = sorted(checkpoint.parameters(), key=lambda path: (_group(_name(path)), _name(path)))
+    with tqdm(desc="convert", unit="B", unit_scale=True, disable=not progress) as bar:
+        for group, members in groupby(paths, key=lambda path: _group(_name(path))):
+            tree = {}
+            for path in members:
+                value = np.ascontiguousarray(checkpoint.parameter(path))
+                if not np.isfinite(value).all():
+                    raise CheckpointError(
+                        f"{checkpoint.path}: NaN or infinite values in {checkpoint.describe(path)}"
+                    )
+                tree[_name(path)] = value if dtype is None else value.astype(dtype)
+            with ocp.Checkpointer(_handler()) as checkpointer:
+                arguments = {n: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for n in tree}
+                checkpointer.save(
+                    (folder / group).absolute(), args=ocp.args.PyTreeSave(tree, arguments)
+                )
+            for name, value in tree.items():
+                tensors[name] = {"shape": list(value.shape), "dtype": str(value.dtype)}
+                bar.update(value.nbytes)
+    return tensors
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+
+
+def _name(path: ParameterPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _group(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else "outside"

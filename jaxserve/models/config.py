@@ -1,0 +1,143 @@
+"""The shape of a model, whatever file it came from. Plain data: imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by a factor (kaiokendev 2023; Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by a factor, high ones kept, a ramp between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, section 3).
+
+    Args:
+        attention_factor: on cosines and sines.
+        truncate: round the ramp's ends to whole dimensions.
+    """
+
+    factor: float
+    original_context: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): a factor for each frequency, one set within the original
+    context and one beyond it.
+
+    Cached keys can't be rotated anew when a sequence grows past the original context, so the long
+    set holds for every sequence once the model may serve more than that.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding.
+
+    Args:
+        theta: base of the frequencies.
+        rotated: share of the head's dimensions that turn, from the first on.
+    """
+
+    theta: float = 10_000.0
+    rotated: float = 1.0
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may set one layer apart from its neighbours.
+
+    Args:
+        rope: None leaves queries and keys as they are.
+        window: a token sees the last `window` tokens, itself included; None sees all.
+        experts: whether the feed-forward part is a mixture of experts.
+    """
+
+    rope: RopeConfig | None = RopeConfig()
+    window: int | None = None
+    experts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """A mixture of experts.
+
+    Args:
+        intermediate_size: of one expert.
+        renormalize: the weights of a token's chosen experts sum to 1.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    renormalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a model, under Hugging Face's names where it has them.
+
+    Args:
+        architecture: the class name in config.json's `architectures`, as LlamaForCausalLM.
+        layers: one entry a layer, in order.
+        max_position_embeddings: context length in tokens.
+        attention_scale: on query . key; None is head_dim ** -0.5.
+        attention_softcap, final_softcap: scores, and logits, become cap * tanh(x / cap).
+        attention_bias: on the attention's projections; which of them, the family knows.
+        eos_token_ids: ids that end an output.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: tuple[LayerConfig, ...]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    activation: Activation = "silu"
+    attention_bias: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    moe: MoEConfig | None = None
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)

@@ -1,0 +1,133 @@
+"""The decoder that all families share: a table, a stack of layers, a norm, a head."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.cache import CacheSpec, LayerCache
+from jaxserve.models.config import LayerConfig, ModelConfig
+from jaxserve.models.hf_config import HFConfig, read_config
+from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
+from jaxserve.models.moe import MoE
+from jaxserve.models.rope import Rope, rope_angles
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm block: x + attention(norm x), then x + mlp(norm x).
+
+    Args:
+        attention: keyword arguments of Attention.
+        moe: keyword arguments of MoE, for layers that have experts.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        dtype: jnp.dtype,
+        *,
+        attention: dict[str, Any] | None = None,
+        moe: dict[str, Any] | None = None,
+    ) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(hidden, eps, dtype)
+        self.attention = Attention(config, layer, dtype, **attention or {})
+        self.post_attention_norm = RMSNorm(hidden, eps, dtype)
+        if layer.experts:
+            assert config.moe is not None
+            self.moe = MoE(hidden, config.moe, dtype, **moe or {})
+        else:
+            self.mlp = GatedMLP(hidden, config.intermediate_size, config.activation, dtype)
+
+    def __call__(
+        self, x: jax.Array, rope: Rope | None, cache: LayerCache
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(self.input_norm(x), rope, cache)
+        x = x + attended
+        normed = self.post_attention_norm(x)
+        if hasattr(self, "moe"):
+            return x + self.moe(normed, cache.num_tokens), cache
+        return x + self.mlp(normed), cache
+
+
+@partial(jax.jit, static_argnums=0)
+def _run_layer(
+    graphdef: nnx.GraphDef[nnx.Module],
+    state: nnx.State,
+    x: jax.Array,
+    rope: Rope | None,
+    cache: LayerCache,
+) -> tuple[jax.Array, LayerCache]:
+    # Equal layers share one trace of this function: tracing costs a layer, not L of them.
+    return nnx.merge(graphdef, state)(x, rope, cache)
+
+
+class Decoder(nnx.Module):
+    """The whole model. Parameters start empty; checkpoints fill them. Families set:
+
+    Attributes:
+        layer_class: takes (config, layer, dtype).
+        scaled_embedding: rows of the table times sqrt(E), rounded to the table's type (Gemma).
+        norm_offset: of the last norm.
+    """
+
+    layer_class: ClassVar[Any] = DecoderLayer
+    scaled_embedding: ClassVar[bool] = False
+    norm_offset: ClassVar[bool] = False
+
+    @staticmethod
+    def read_config(hf: HFConfig) -> ModelConfig:
+        """Reads config.json's contents.
+
+        Raises:
+            UnsupportedModelError: a field asks for something that isn't implemented, or is missing.
+        """
+        return read_config(hf)
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        hidden = config.hidden_size
+        self.config = config
+        self.embed = Embedding(config.vocab_size, hidden, dtype)
+        self.layers = nnx.List([self.layer_class(config, layer, dtype) for layer in config.layers])
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype, offset=self.norm_offset)
+        if config.tie_word_embeddings:
+            self.head = self.embed
+        else:
+            self.head = Embedding(config.vocab_size, hidden, dtype)
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each layer caches, in order."""
+        return tuple(layer.attention.cache_spec for layer in self.layers)
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array, caches: list[LayerCache]
+    ) -> tuple[jax.Array, list[LayerCache]]:
+        """Hidden states [T, E] of tokens [T] at positions [T], and the caches written."""
+        config = self.config
+        x = self.embed(tokens)
+        if self.scaled_embedding:
+            x *= jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
+        kinds = dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None)
+        ropes = {
+            kind: rope_angles(positions, kind, config.head_dim, config.max_position_embeddings)
+            for kind in kinds
+        }
+        written = []
+        for settings, layer, cache in zip(config.layers, self.layers, caches, strict=True):
+            rope = None if settings.rope is None else ropes[settings.rope]
+            x, cache = _run_layer(*nnx.split(layer), x, rope, cache)
+            written.append(cache)
+        return self.norm(x), written
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Logits [S, V] float32 of hidden states [S, E]."""
+        logits = self.head.logits(x)
+        cap = self.config.final_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

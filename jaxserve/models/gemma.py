@@ -1,0 +1,97 @@
+"""Gemma 2 (Gemma Team 2024) and Gemma 3 (2025), text: local and global layers, four norms a layer
+with 1 + w, a scaled table; softcaps in Gemma 2, norms on q and k and a rope of their own for local
+layers in Gemma 3."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.cache import LayerCache
+from jaxserve.models.config import LayerConfig, ModelConfig, RopeConfig
+from jaxserve.models.decoder import Decoder
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, refuse, rope
+from jaxserve.models.layers import Attention, GatedMLP, RMSNorm
+from jaxserve.models.rope import Rope
+
+
+class GemmaLayer(nnx.Module):
+    """Norms before and after both parts: x + norm(attention(norm x)), and so the mlp."""
+
+    qk_norm: ClassVar[Literal["head"] | None] = None
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: jnp.dtype) -> None:
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, offset=True)
+
+        bias = config.attention_bias
+        self.input_norm = norm()
+        self.attention = Attention(
+            config,
+            layer,
+            dtype,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=self.qk_norm,
+            norm_offset=True,
+        )
+        self.post_attention_norm = norm()
+        self.pre_feedforward_norm = norm()
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation, dtype)
+        self.post_feedforward_norm = norm()
+
+    def __call__(
+        self, x: jax.Array, rope: Rope | None, cache: LayerCache
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(self.input_norm(x), rope, cache)
+        x = x + self.post_attention_norm(attended)
+        return x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x))), cache
+
+
+class Gemma2ForCausalLM(Decoder):
+    layer_class = GemmaLayer
+    scaled_embedding = norm_offset = True
+
+    @staticmethod
+    def read_config(hf: HFConfig) -> ModelConfig:
+        sliding = layer_types(hf, lambda i: i % 2 == 0)
+        return _read_config(hf, sliding, local=rope(hf), everywhere=rope(hf))
+
+
+class Gemma3Layer(GemmaLayer):
+    qk_norm = "head"
+
+
+class Gemma3ForCausalLM(Decoder):
+    layer_class = Gemma3Layer
+    scaled_embedding = norm_offset = True
+
+    @staticmethod
+    def read_config(hf: HFConfig) -> ModelConfig:
+        refuse(hf, "use_bidirectional_attention", bool(hf.get("use_bidirectional_attention")), (0,))
+        pattern = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6
+        sliding = layer_types(hf, lambda i: (i + 1) % pattern != 0)
+        if "sliding_attention" in (hf.get("rope_parameters") or {}):
+            local = rope(hf, layer_type="sliding_attention")
+        else:
+            local = RopeConfig(hf.get("rope_local_base_freq", 10_000.0))
+        everywhere = rope(hf, theta=1_000_000.0, layer_type="full_attention")
+        return _read_config(hf, sliding, local, everywhere)
+
+
+def _read_config(
+    hf: HFConfig, sliding: tuple[bool, ...], local: RopeConfig, everywhere: RopeConfig
+) -> ModelConfig:
+    near = LayerConfig(local, hf.get("sliding_window", 4096))
+    far = LayerConfig(everywhere)
+    gemma = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    return read_config(
+        {**gemma, **hf},
+        layers=layers(hf, lambda i: near if sliding[i] else far),
+        attention_scale=hf.get("query_pre_attn_scalar", 256) ** -0.5,
+        attention_softcap=hf.get("attn_logit_softcapping"),
+        final_softcap=hf.get("final_logit_softcapping"),
+    )

@@ -1,0 +1,126 @@
+"""Mixture of experts: tokens sorted to experts, each expert over its own tokens alone."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jaxserve.models.config import MoEConfig
+from jaxserve.models.layers import param
+
+MIN_TILE, MAX_TILE = 8, 32  # rows of one CPU matmul
+
+
+class GatedUnit(Protocol):
+    """Joins an expert's gate and up projections, both [R, F], into [R, F]."""
+
+    def __call__(self, gate: jax.Array, up: jax.Array, /) -> jax.Array: ...
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) * up (Shazeer 2020)."""
+    return jax.nn.silu(gate) * up
+
+
+class MoE(nnx.Module):
+    """A router, and its experts' gated linear units (Shazeer et al. 2017; Fedus et al. 2021).
+
+    A token's experts are those of its largest router logits; their outputs are weighted with the
+    softmax over all logits, or over the chosen ones (MoEConfig.renormalize). Padding tokens go to
+    no expert and cost none any work.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        config: MoEConfig,
+        dtype: jnp.dtype,
+        *,
+        unit: GatedUnit = swiglu,
+        bias: bool = False,
+    ) -> None:
+        experts, size = config.num_experts, config.intermediate_size
+        self.config = config
+        self.unit = unit
+        self.router = param((hidden, experts), ("embed", "expert"), dtype)
+        self.gate_up = param((experts, hidden, 2, size), ("expert", "embed", None, "mlp"), dtype)
+        self.down = param((experts, size, hidden), ("expert", "mlp", "embed"), dtype)
+        self.router_bias = param((experts,), ("expert",), dtype) if bias else None
+        self.gate_up_bias = (
+            param((experts, 2, size), ("expert", None, "mlp"), dtype) if bias else None
+        )
+        self.down_bias = param((experts, hidden), ("expert", "embed"), dtype) if bias else None
+
+    def __call__(self, x: jax.Array, num_tokens: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
+        """Args: num_tokens: tokens from here on are padding, and give zeros."""
+        tokens, hidden = x.shape
+        count = self.config.experts_per_token
+        weights, chosen = self._route(x)  # [T, N], N experts a token
+        real = jnp.arange(tokens) < num_tokens
+        experts = jnp.where(real[:, None], chosen, self.config.num_experts).reshape(-1)  # [T * N]
+        order = jnp.argsort(experts, stable=True)
+        sizes = jnp.bincount(experts, length=self.config.num_experts)
+        rows = self._experts(x[order // count], experts[order], sizes)
+        out = jnp.zeros((tokens * count, hidden), rows.dtype).at[order].set(rows)
+        out = out.reshape(tokens, count, hidden).astype(jnp.float32) * weights[..., None]
+        return jnp.where(real[:, None], out.sum(axis=1), 0).astype(x.dtype)
+
+    def _route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Weights float32 and ids of each token's experts, both [T, N]."""
+        logits = jnp.matmul(x, self.router[...], preferred_element_type=jnp.float32)
+        if self.router_bias is not None:
+            logits += self.router_bias[...]
+        weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), self.config.experts_per_token)
+        if self.config.renormalize:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        return weights, chosen
+
+    def _experts(self, x: jax.Array, experts: jax.Array, sizes: jax.Array) -> jax.Array:
+        """The experts' outputs [R, E] for rows x [R, E] in the order of their experts [R].
+
+        Args:
+            sizes: [X] rows of each of the X experts; rows past them all may give anything.
+        """
+        if jax.default_backend() == "cpu":
+            # XLA's ragged_dot multiplies every row with every expert there.
+            return self._tiles(x, sizes)
+        gate_up = self.gate_up[...]
+        own = jnp.minimum(experts, self.config.num_experts - 1)
+        projected = lax.ragged_dot(x, gate_up.reshape(*gate_up.shape[:2], -1), sizes)
+        if self.gate_up_bias is not None:
+            projected += self.gate_up_bias[...].reshape(gate_up.shape[0], -1)[own]
+        out = lax.ragged_dot(self.unit(*jnp.split(projected, 2, axis=-1)), self.down[...], sizes)
+        return out if self.down_bias is None else out + self.down_bias[...][own]
+
+    def _tiles(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """A loop over tiles of rows, each of one expert; its trip count follows the rows that are
+        there, and an expert without rows is never read."""
+        rows, experts = x.shape[0], self.config.num_experts
+        tile = min(MAX_TILE, max(MIN_TILE, 1 << (rows // experts).bit_length()))
+        tiles = -(-sizes // tile)
+        tile_ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)
+        padded = jnp.pad(x, ((0, tile), (0, 0)))  # the last tile may reach past the end
+
+        def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            i, out = carry
+            expert = jnp.sum(tile_ends <= i, dtype=jnp.int32)
+            nth = i - (tile_ends[expert] - tiles[expert])
+            first = row_ends[expert] - sizes[expert] + nth * tile
+            result = self._expert(lax.dynamic_slice_in_dim(padded, first, tile), expert)
+            # Rows of the experts after this one are written again by their own tiles.
+            return i + 1, lax.dynamic_update_slice_in_dim(out, result, first, 0)
+
+        init = (jnp.int32(0), jnp.zeros_like(padded))
+        return lax.while_loop(lambda carry: carry[0] < tile_ends[-1], step, init)[1][:rows]
+
+    def _expert(self, x: jax.Array, expert: jax.Array) -> jax.Array:  # [R, E] -> [R, E]
+        gate_up, down = self.gate_up[...][expert], self.down[...][expert]
+        projected = x @ gate_up.reshape(gate_up.shape[0], -1)
+        if self.gate_up_bias is not None:
+            projected += self.gate_up_bias[...][expert].reshape(-1)
+        out = self.unit(*jnp.split(projected, 2, axis=-1)) @ down
+        return out if self.down_bias is None else out + self.down_bias[...][expert]

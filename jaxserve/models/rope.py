@@ -1,0 +1,88 @@
+"""Rotary position embedding (Su et al. 2021) and the ways to stretch it."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.models.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
+
+Rope = tuple[jax.Array, jax.Array]  # cos, sin: [T, R/2] float32, R dimensions being rotated
+
+
+def rope_angles(positions: jax.Array, rope: RopeConfig, head_dim: int, context: int) -> Rope:
+    """Cosines and sines [T, R/2] of positions [T].
+
+    Args:
+        context: most tokens that a sequence may have (LongRoPE chooses its factors by it).
+    """
+    inverse, factor = inverse_frequencies(rope, head_dim, context)
+    angles = positions.astype(jnp.float32)[:, None] * inverse.astype(np.float32)
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, context: int) -> tuple[np.ndarray, float]:
+    """Radians a position [R/2], float64, and the factor on cosines and sines."""
+    size = int(head_dim * rope.rotated)
+    inverse = rope.theta ** (-np.arange(0, size, 2) / size)
+    match rope.scaling:
+        case None:
+            return inverse, 1.0
+        case LinearScaling(factor):
+            return inverse / factor, 1.0
+        case Llama3Scaling():
+            return _llama3(inverse, rope.scaling), 1.0
+        case YarnScaling():
+            return _yarn(inverse, rope.theta, rope.scaling), rope.scaling.attention_factor
+        case LongRopeScaling():
+            beyond = context > rope.scaling.original_context
+            factors = rope.scaling.long_factors if beyond else rope.scaling.short_factors
+            return inverse / np.array(factors), rope.scaling.attention_factor
+
+
+def _llama3(inverse: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
+    # Full turns within the original context; below low: divided, above high: kept.
+    turns = scaling.original_context * inverse / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low == high:
+        kept = (turns > high).astype(np.float64)
+    else:
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+    return inverse * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(inverse: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
+    size = 2 * len(inverse)
+
+    def dimension(turns: float) -> float:
+        """Where in the head a pair makes this many turns within the original context."""
+        ratio = scaling.original_context / (turns * 2 * math.pi)
+        return size * math.log(ratio) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low or 0.001
+    interpolated = np.clip((np.arange(len(inverse)) - low) / width, 0, 1)
+    return inverse * (1 - interpolated + interpolated / scaling.factor)
+
+
+def rotate(x: jax.Array, rope: Rope) -> jax.Array:
+    """Rotates pairs (i, i + R/2) of the first R dimensions of x [T, heads, D], the half-split
+    pairing of Hugging Face; the rest stays."""
+    cos, sin = (a[:, None, :] for a in rope)
+    half = cos.shape[-1]
+    f = x.astype(jnp.float32)
+    low, high, rest = f[..., :half], f[..., half : 2 * half], f[..., 2 * half :]
+    out = jnp.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1)
+    return out.astype(x.dtype)

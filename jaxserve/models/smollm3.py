@@ -1,0 +1,31 @@
+"""SmolLM3 (Hugging Face 2025): Llama, with no rope in every fourth layer (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from jaxserve.models.config import LayerConfig, ModelConfig
+from jaxserve.models.decoder import Decoder
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, rope
+from jaxserve.models.llama import LlamaLayer
+
+
+class SmolLM3ForCausalLM(Decoder):
+    layer_class = LlamaLayer
+
+    @staticmethod
+    def read_config(hf: HFConfig) -> ModelConfig:
+        interval = hf.get("no_rope_layer_interval", 4)
+        every = hf.get("no_rope_layers")  # 1 where a layer turns, whatever the name says
+        window = hf.get("sliding_window") if hf.get("use_sliding_window", False) else None
+
+        def turned(i: int) -> bool:
+            return bool(every[i]) if every is not None else (i + 1) % interval != 0
+
+        sliding = layer_types(hf, lambda i: window is not None and not turned(i))
+        turn = rope(hf, theta=2_000_000.0)
+        return read_config(
+            {"tie_word_embeddings": True, **hf},
+            layers=layers(
+                hf,
+                lambda i: LayerConfig(turn if turned(i) else None, window if sliding[i] else None),
+            ),
+        )

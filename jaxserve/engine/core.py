@@ -38,7 +38,9 @@ from scheduler import (
 )
 
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
-NOT_FINITE = "the model's logits weren't finite for this request"
+NOTHING_TO_DRAW = (
+    "no token could be drawn: the model's logits weren't finite, or the request rules out every one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ class EngineCore:
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
-                outputs.append(self._fail(seq, NOT_FINITE))
+                outputs.append(self._fail(seq, NOTHING_TO_DRAW))
                 continue
             known = [logprobs[seq]] if seq in logprobs else None
             outputs.append(

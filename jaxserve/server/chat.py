@@ -15,6 +15,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import generation
 from jaxserve.server.bodies import parse, read_json
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.requests import (
     CHAT_UNSUPPORTED,
     MESSAGE_UNSUPPORTED,
@@ -46,6 +47,10 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body.check_stream_options()
     with body.errors_in_its_words():
         params = body.to_sampling_params()
+        if params.n > serving.config.max_choices:
+            raise InvalidRequestError(
+                f"n is {params.n}; this server takes at most {serving.config.max_choices}", "n"
+            )
         prompt = await generation.off_loop(request, render, serving.client, body, params)
     deltas = generation.generate(serving.client, [prompt], params)
     if body.stream:
@@ -57,12 +62,19 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
             chunks.of_usage if body.include_usage else None,
             len(prompt),
         )
-    outputs = await generation.gather(deltas, 1)
+    outputs = await generation.gather(deltas, params.n)
+    tokenizer = serving.client.tokenizer
     answer = ChatCompletion(
         **serving.header("chatcmpl"),
         object="chat.completion",
         choices=[
-            ChatChoice(o.index, AnswerMessage(o.text), o.finish_reason, o.stop_reason)
+            ChatChoice(
+                o.index,
+                AnswerMessage(o.text),
+                o.finish_reason,
+                o.stop_reason,
+                chat_logprobs(tokenizer, o.logprobs),
+            )
             for o in outputs
         ],
         usage=generation.count_usage([prompt], outputs),
@@ -140,6 +152,7 @@ class _Chunks:
 
     def __init__(self, serving: Serving, include_usage: bool) -> None:
         header = serving.header("chatcmpl")
+        self._tokenizer = serving.client.tokenizer
         self._chunk = partial(
             ChatChunk,
             **header,
@@ -154,8 +167,10 @@ class _Chunks:
             yield self._choice(
                 ChatChunkChoice(delta.index, ChatDelta(role="assistant", content=""))
             )
-        if delta.text:
-            yield self._choice(ChatChunkChoice(delta.index, ChatDelta(content=delta.text)))
+        logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
+        if delta.text or logprobs:
+            content = ChatDelta(content=delta.text)
+            yield self._choice(ChatChunkChoice(delta.index, content, logprobs=logprobs))
         if delta.finish_reason:
             yield self._choice(
                 ChatChunkChoice(delta.index, ChatDelta(), delta.finish_reason, delta.stop_reason)

@@ -41,7 +41,8 @@ async def off_loop(
 async def generate(
     client: EngineClient, prompts: Sequence[list[int]], params: SamplingParams
 ) -> Deltas:
-    """Deltas of all prompts as they come; a delta's index is the place of its prompt.
+    """Deltas of all prompts as they come; a delta's index counts the choices of
+    the prompts before its own too, n each.
 
     Closing it aborts what still runs. The first failure ends it, and aborts the others.
     """
@@ -87,7 +88,7 @@ async def _one(
         async for delta in deltas:
             if delta.finish_reason == "abort":
                 raise EngineError("it was aborted")
-            yield replace(delta, index=index) if index else delta
+            yield replace(delta, index=index * params.n + delta.index) if index else delta
 
 
 async def gather(deltas: Deltas, num_choices: int) -> list[CompletionOutput]:
@@ -96,20 +97,23 @@ async def gather(deltas: Deltas, num_choices: int) -> list[CompletionOutput]:
     async with aclosing(deltas):
         async for delta in deltas:
             pieces[delta.index].append(delta)
-    return [_whole(choice) for choice in pieces]
-
-
-def _whole(deltas: list[CompletionDelta]) -> CompletionOutput:
-    last = deltas[-1]
-    if last.finish_reason is None:
+    if any(not choice or choice[-1].finish_reason is None for choice in pieces):
         raise EngineError("its output ended without a finish reason")
-    return CompletionOutput(
-        index=last.index,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-    )
+    return list(map(CompletionOutput.join, pieces))
+
+
+def best(outputs: Sequence[CompletionOutput], made: int, wanted: int) -> list[CompletionOutput]:
+    """Of each `made` outputs in a row the `wanted` likeliest by token, numbered anew."""
+
+    def per_token(output: CompletionOutput) -> float:
+        return (output.cumulative_logprob or 0.0) / max(len(output.token_ids), 1)
+
+    kept = [
+        output
+        for first in range(0, len(outputs), made)
+        for output in sorted(outputs[first : first + made], key=per_token, reverse=True)[:wanted]
+    ]
+    return [replace(output, index=index) for index, output in enumerate(kept)]
 
 
 async def stream(

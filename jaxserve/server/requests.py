@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -32,6 +33,57 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise InvalidRequestError(f"{param} isn't supported; leave it out", param)
 
 
+class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's json_schema; `strict` is always so, `name` and `description` are for the caller."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's response_format."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def structured(self) -> StructuredOutputsParams | None:
+        if self.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            param = "response_format.json_schema"
+            raise InvalidRequestError(f"you must provide {param}", param)
+        return StructuredOutputsParams(json=self.json_schema.schema)
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's structured_outputs."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def structured(self) -> StructuredOutputsParams:
+        choice = None if self.choice is None else tuple(self.choice)
+        return StructuredOutputsParams(
+            self.json, self.regex, choice, self.grammar, bool(self.json_object)
+        )
+
+
+# Fields that SamplingParams has under the same name.
+_SAMPLING_FIELDS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop_token_ids"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens"),
+    *("bad_words", "allowed_token_ids", "ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "truncate_prompt_tokens"),
+)
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What chat and text completions share.
 
@@ -48,6 +100,23 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    n: int | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -71,23 +140,39 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "skip_special_tokens": self.skip_special_tokens,
+    def structured_params(self) -> StructuredOutputsParams | None:
+        """What the output must match, by whichever of the spellings was used.
+
+        Raises:
+            InvalidRequestError: several were.
+        """
+        guided = {
+            name: value
+            for name in ("json", "regex", "choice", "grammar")
+            if (value := getattr(self, f"guided_{name}")) is not None
         }
+        given = [
+            self.response_format.structured() if self.response_format else None,
+            self.structured_outputs.structured() if self.structured_outputs else None,
+            StructuredOutputsParams(**guided) if guided else None,
+        ]
+        wanted = [params for params in given if params is not None]
+        if len(wanted) > 1:
+            raise InvalidRequestError(
+                "response_format, structured_outputs and guided_* ask for the same: send one",
+                "response_format",
+            )
+        return wanted[0] if wanted else None
+
+    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises InvalidRequestError for a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         return SamplingParams(
             max_tokens=max_tokens,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            logprobs=logprobs,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            structured_outputs=self.structured_params(),
+            **{name: value for name, value in given.items() if value is not None},
         )
 
 
@@ -97,13 +182,19 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def to_sampling_params(self) -> SamplingParams:
         """max_completion_tokens wins over max_tokens; without either, up to the context limit."""
         limit = self.max_completion_tokens
-        return self.sampling_params(self.max_tokens if limit is None else limit)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        with _logprobs_called("top_logprobs"):
+            return self.sampling_params(self.max_tokens if limit is None else limit, top)
 
     @contextmanager
     def errors_in_its_words(self) -> Iterator[None]:
@@ -132,6 +223,13 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    @property
+    def returned(self) -> int:
+        """Choices a prompt, of the `best_of` that are made."""
+        return 1 if self.n is None else self.n
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one a choice: a string, or token ids.
@@ -155,36 +253,45 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     def to_sampling_params(self) -> SamplingParams:
         """max_tokens is 16 unless given, as in OpenAI's API."""
         absent = self.max_tokens is None
-        return self.sampling_params(DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens)
+        limit = DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens
+        if self.best_of is None or self.best_of == self.returned:
+            return self.sampling_params(limit, self.logprobs)
+        if self.best_of < self.returned:
+            raise InvalidRequestError("best_of must be at least n", "best_of")
+        if self.stream:
+            raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
+        # The best are told by the logprobs of their tokens.
+        params = self.sampling_params(limit, self.logprobs or 0)
+        try:
+            return replace(params, n=self.best_of)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                str(error).replace("n must", "best_of must"), "best_of"
+            ) from None
+
+
+@contextmanager
+def _logprobs_called(name: str) -> Iterator[None]:
+    """Renames `logprobs` in InvalidRequestErrors as the request spells it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param != "logprobs":
+            raise
+        raise InvalidRequestError(str(error).replace("logprobs", name, 1), name) from None
 
 
 # Values that ask for nothing; null always does.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "echo": (False,),
     # vLLM's extras
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "include_stop_str_in_output": (False,),
-    "min_tokens": (0,),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     "prompt_logprobs": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "response_format": ({"type": "text"},),
     "priority": (0,),
     "request_id": (),
     "cache_salt": (),
@@ -197,8 +304,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -226,8 +331,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
 }
 
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "logprobs": (),
-    "best_of": (1,),
     "suffix": ("",),
     # vLLM's extras
     "prompt_embeds": (),

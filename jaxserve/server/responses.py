@@ -34,6 +34,33 @@ class Header(msgspec.Struct, kw_only=True):
     system_fingerprint: str
 
 
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """Parallel lists, one entry a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]] | None
+
+
 class AnswerMessage(msgspec.Struct):
     content: str
     role: str = "assistant"
@@ -45,7 +72,7 @@ class ChatChoice(msgspec.Struct):
     message: AnswerMessage
     finish_reason: FinishReason
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(Header, kw_only=True):
@@ -65,7 +92,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(Header, kw_only=True):
@@ -80,7 +107,7 @@ class TextChoice(msgspec.Struct):
     text: str
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class TextCompletion(Header, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,6 @@ import pytest
 from jaxserve.engine.llm import LLM
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
-
-SETTINGS = {
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 32,
-    "kv_cache_memory": 2**20,
-    "forbid_compile": True,
-}
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    llm = LLM(str(tiny_llama), progress=False, **SETTINGS)
-    yield llm
-    assert llm.core.compiles == 0
-    llm.core.close()
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny_llama_golden: dict[str, Any]) -> list[list[int]]:
-    names = sorted(n for n in tiny_llama_golden if n.startswith("prompt_"))
-    return [tiny_llama_golden[n].tolist() for n in names]
 
 
 def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
@@ -66,20 +44,20 @@ def test_a_seeded_request_draws_the_same_alone_and_in_company(
 
 
 def test_overlap_and_the_plain_loop_give_the_same(
-    tiny_llama: Path, llm: LLM, prompts: list[list[int]]
+    tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: list[list[int]]
 ) -> None:
-    plain = LLM(str(tiny_llama), progress=False, overlap=False, **SETTINGS)
+    plain = LLM(str(tiny_llama), progress=False, overlap=False, **llm_settings)
     assert tokens(plain, prompts, greedy()) == tokens(llm, prompts, greedy())
     plain.core.close()
 
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
-    tiny_llama: Path, llm: LLM, prompts: list[list[int]]
+    tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: list[list[int]]
 ) -> None:
     several = [prompts[i % len(prompts)] for i in range(12)]
     expected = tokens(llm, several, greedy(24))
     bytes_a_block = 2**20 // llm.core.ready.num_blocks
-    settings = {**SETTINGS, "kv_cache_memory": 12 * bytes_a_block}
+    settings = {**llm_settings, "kv_cache_memory": 12 * bytes_a_block}
     small = LLM(str(tiny_llama), progress=False, **settings)
     assert tokens(small, several, greedy(24)) == expected
     assert small.core.stats.preemptions > 0

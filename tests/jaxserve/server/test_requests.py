@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.outputs import CompletionOutput, TokenLogprobs
+from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.server.bodies import parse
 from jaxserve.server.chat import template_message
+from jaxserve.server.generation import best
 from jaxserve.server.requests import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -132,19 +135,11 @@ def test_values_that_ask_for_nothing_are_accepted(field: str, value: Any) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("presence_penalty", 0.5),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"5": 1}),
         ("store", True),
         ("audio", {"voice": "x"}),
         ("reasoning_effort", "high"),
-        ("guided_json", {}),
         ("priority", 3),
         ("frobnicate", 1),
     ],
@@ -165,6 +160,9 @@ def test_values_that_ask_for_more_are_refused_by_name(field: str, value: Any) ->
         ({"stop": [1]}, "stop[0]"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"stream": 1}, "stream"),
+        ({"n": True}, "n"),
+        ({"logit_bias": {"5": "high"}}, "logit_bias[...]"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options.include"),
     ],
 )
@@ -219,6 +217,89 @@ def test_sampling_fields_reach_the_sampler() -> None:
     assert (params.seed, params.stop, params.stop_token_ids) == (11, ("x",), (4,))
     assert params.ignore_eos
     assert not params.skip_special_tokens
+
+
+def test_every_sampling_parameter_has_its_field() -> None:
+    fields = {
+        "n": 3,
+        "typical_p": 0.9,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "min_tokens": 2,
+        "bad_words": ["x"],
+        "allowed_token_ids": [1, 2],
+        "include_stop_str_in_output": True,
+        "truncate_prompt_tokens": 9,
+    }
+    params = parse_chat(**fields, logit_bias={"5": -3}).to_sampling_params()
+    for name, value in fields.items():
+        assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value)
+    assert params.logit_bias == {5: -3}
+
+
+def test_logprobs_are_spelled_in_two_ways() -> None:
+    assert parse_chat().to_sampling_params().logprobs is None
+    assert parse_chat(logprobs=True).to_sampling_params().logprobs == 0
+    assert parse_chat(logprobs=True, top_logprobs=5).to_sampling_params().logprobs == 5
+    assert parse_text(logprobs=3).to_sampling_params().logprobs == 3
+    for fields in ({"top_logprobs": 5}, {"logprobs": True, "top_logprobs": 21}):
+        with pytest.raises(InvalidRequestError, match="top_logprobs") as raised:
+            parse_chat(**fields).to_sampling_params()
+        assert raised.value.param == "top_logprobs"
+
+
+def test_best_of_makes_more_than_it_returns() -> None:
+    body = parse_text(n=2, best_of=5)
+    params = body.to_sampling_params()
+    assert (params.n, params.logprobs, body.returned) == (5, 0, 2)
+    for fields in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 1000}):
+        with pytest.raises(InvalidRequestError) as raised:
+            parse_text(**fields).to_sampling_params()
+        assert raised.value.param == "best_of"
+
+
+def test_the_best_are_the_likeliest_by_token() -> None:
+    def output(index: int, *logprobs: float) -> CompletionOutput:
+        entries = tuple(TokenLogprobs(0, value, 1, ()) for value in logprobs)
+        return CompletionOutput(index, "", (0,) * len(entries), "stop", None, entries)
+
+    made = [output(0, -3.0), output(1, -1.0, -1.0), output(2, -2.0), output(3, -0.5)]
+    kept = best(made, 2, 1)
+    assert [o.index for o in kept] == [0, 1]
+    assert [len(o.token_ids) for o in kept] == [2, 1]
+    assert kept[1].cumulative_logprob == -0.5
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ("a", "b")}),
+        ({"guided_json": SCHEMA}, {"json": SCHEMA}),
+    ],
+)
+def test_structured_outputs_have_several_spellings(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    params = parse_chat(**fields).to_sampling_params()
+    assert params.structured_outputs == StructuredOutputsParams(**expected)
+
+
+def test_only_one_spelling_at_a_time() -> None:
+    body = parse_chat(response_format={"type": "json_object"}, guided_regex="a")
+    with pytest.raises(InvalidRequestError, match="send one"):
+        body.to_sampling_params()
+    with pytest.raises(InvalidRequestError, match=r"response_format\.json_schema"):
+        parse_chat(response_format={"type": "json_schema"}).to_sampling_params()
 
 
 def test_stream_options_need_stream() -> None:

@@ -1,0 +1,38 @@
+"""One warm engine on the tiny Llama that the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.llm import LLM
+
+_SETTINGS = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 32,
+    "kv_cache_memory": 2**20,
+    "forbid_compile": True,
+}
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    llm = LLM(str(tiny_llama), progress=False, **_SETTINGS)
+    yield llm
+    assert llm.core.compiles == 0
+    llm.core.close()
+
+
+@pytest.fixture(scope="session")
+def prompts(tiny_llama_golden: dict[str, Any]) -> list[list[int]]:
+    names = sorted(n for n in tiny_llama_golden if n.startswith("prompt_"))
+    return [tiny_llama_golden[n].tolist() for n in names]
+
+
+@pytest.fixture(scope="session")
+def llm_settings() -> dict[str, Any]:
+    """The settings of `llm`, for engines that share its compiled programs."""
+    return _SETTINGS

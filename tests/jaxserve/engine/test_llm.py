@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxserve.engine.llm import LLM
+from jaxserve.engine.messages import Output
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 
@@ -90,14 +91,23 @@ def test_max_tokens_none_runs_to_the_context_limit(llm: LLM) -> None:
     assert done.outputs[0].finish_reason == "length"
 
 
-def test_an_interrupted_call_leaves_the_engine_whole(llm: LLM, prompts: list[list[int]]) -> None:
+def test_an_interrupted_call_leaves_the_engine_whole(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = tokens(llm, prompts, greedy())
+    step, turns = llm.core.step, itertools.count()
+
+    def interrupted_in_the_third() -> list[Output]:
+        if next(turns) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step()
+
     # A test run in the background of a shell ignores SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompts * 300, greedy(32))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(llm.core, "step", interrupted_in_the_third)
+            llm.generate(prompts, greedy())
     finally:
         signal.signal(signal.SIGINT, before)
     assert not llm.core.has_work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,3 +223,57 @@ def test_chat_without_a_limit_goes_to_the_context_limit(client: openai.OpenAI, m
     assert answer.usage is not None
     assert answer.usage.total_tokens == 1024
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_n_choices_with_logprobs(client: openai.OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "messages": FRANCE, "n": 3, "seed": 7, "max_tokens": 8}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in whole.choices}) > 1
+    assert whole.usage is not None
+    counts = [len(choice.logprobs.content or ()) for choice in whole.choices if choice.logprobs]
+    assert sum(counts) == whole.usage.completion_tokens
+    streamed: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += (choice.logprobs and choice.logprobs.content) or []
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        content = choice.logprobs.content or []
+        assert [e.token for e in content] == [e.token for e in streamed[choice.index]]
+        for entry in content:
+            assert entry.logprob <= entry.top_logprobs[0].logprob + 1e-6
+            assert len(entry.top_logprobs) == 2
+
+
+def test_best_of_returns_the_likeliest(client: openai.OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "prompt": TEXT, "max_tokens": 6, "seed": 1}
+    made = client.completions.create(**asked, n=4, logprobs=0)
+
+    def mean(choice: Any) -> float:
+        values = choice.logprobs.token_logprobs
+        return sum(values) / len(values)
+
+    best = client.completions.create(**asked, n=1, best_of=4)
+    assert best.choices[0].text == max(made.choices, key=mean).text
+    assert best.choices[0].logprobs is None
+
+
+def test_json_schema(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}},
+        "required": ["capital", "old"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = client.chat.completions.create(
+        model=model, messages=FRANCE, response_format=wanted, temperature=0, max_tokens=60
+    )
+    value = json.loads(answer.choices[0].message.content or "")
+    assert value["capital"] == "Paris"
+    assert set(value) == {"capital", "old"}
+    wanted["json_schema"]["schema"] = {"type": "nothing"}
+    with pytest.raises(openai.BadRequestError, match="grammar"):
+        client.chat.completions.create(model=model, messages=FRANCE, response_format=wanted)

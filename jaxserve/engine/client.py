@@ -22,7 +22,6 @@ import zmq
 import zmq.asyncio
 
 import checkpoints
-from jaxserve import errors
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
@@ -231,8 +230,7 @@ class EngineClient:
 
     def _deliver(self, output: messages.Output, stream: _Stream) -> None:
         if output.error is not None:
-            kind = getattr(errors, output.error_kind or "", EngineError)
-            self._end(stream, kind(output.error))
+            self._end(stream, messages.as_error(output))
             return
         if (delta := stream.choices.take(output)) is None:
             return

@@ -13,13 +13,12 @@ from types import FrameType
 from typing import Any
 
 import checkpoints
-from jaxserve import errors
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.intake import Intake, Prompt
-from jaxserve.engine.messages import Output
-from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
+from jaxserve.engine.messages import as_error
+from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
@@ -128,13 +127,13 @@ class LLM:
         for request_id, c in collectors.items():
             refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
             if refused is not None:
-                raise _as_error(refused)
+                raise as_error(refused)
         while self.core.has_work:
             with _interrupts_held():
                 outputs = self.core.step()
             for out in outputs:
                 if out.error is not None:
-                    raise _as_error(out)
+                    raise as_error(out)
                 c = collectors[out.request_id]
                 if (delta := c.choices.take(out)) is None:
                     continue  # its stop string came up while a step was in flight
@@ -148,11 +147,6 @@ class LLM:
             self.core.abort(request_id)
         while self.core.has_work:
             self.core.step()
-
-
-def _as_error(failed: Output) -> JaxserveError:
-    error: JaxserveError = getattr(errors, failed.error_kind or "", EngineError)(failed.error)
-    return error
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxserve import errors
 from jaxserve.config import EngineConfig
+from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 
@@ -109,6 +111,12 @@ class Outputs(Message, frozen=True):
 
     outputs: list[Output]
     compiles: int
+
+
+def as_error(output: Output) -> JaxserveError:
+    """The exception behind an output that reports one."""
+    error: JaxserveError = getattr(errors, output.error_kind or "", EngineError)(output.error)
+    return error
 
 
 ToEngine = Start | Submit | Abort | Shutdown

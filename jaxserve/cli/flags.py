@@ -24,6 +24,7 @@ HELP = {
     "block_size": "tokens that a KV block holds",
     "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
     "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
+    "max_queued_requests": "requests that may wait; more get 429",
     "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
     "overlap": "plan a step while the one before it runs",
     "forbid_compile": "fail a step that would compile after ready",

@@ -92,10 +92,14 @@ def test_max_tokens_none_runs_to_the_context_limit(llm: LLM) -> None:
 
 def test_an_interrupted_call_leaves_the_engine_whole(llm: LLM, prompts: list[list[int]]) -> None:
     expected = tokens(llm, prompts, greedy())
-    alarm = threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,))
-    alarm.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompts * 200, greedy(32))
+    # A test run in the background of a shell ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts * 300, greedy(32))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not llm.core.has_work
     assert llm.core.stats.blocks_used == 0
     assert tokens(llm, prompts, greedy()) == expected

@@ -15,8 +15,12 @@ from flax import nnx
 from safetensors.numpy import save_file
 from tiny_weights import make
 
+from jaxserve.config import EngineConfig
+from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loader import LoadedModel, load_model
+from jaxserve.engine.messages import Submit
 from jaxserve.engine.paged_cache import PagedLayerCache, allocate
+from jaxserve.sampling.params import SamplingParams
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
@@ -91,3 +95,25 @@ def test_logits_of_three_sequences_in_one_batch(
     assert max(errors) < 1e-4, errors
     for path, variable in nnx.to_flat_state(jax.tree.unflatten(model.structure, model.leaves)):
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_the_engine_continues_as_transformers_does(name: str, tmp_path: Path) -> None:
+    """Windows, sinks and experts through the scheduler's own chunks and blocks."""
+    _, sequences, _ = load(name, tmp_path)
+    config = EngineConfig(
+        max_num_seqs=4, max_num_batched_tokens=16, block_size=8, kv_cache_memory=2**20
+    )
+    core = EngineCore(config, tmp_path)
+    for i, ids in enumerate(sequences):
+        prompt = ids[:-NEW_TOKENS].tolist()
+        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+        assert core.submit(Submit(str(i), prompt, params, frozenset())) is None
+    got: dict[str, list[int]] = {str(i): [] for i in range(len(sequences))}
+    while core.has_work:
+        for output in core.step():
+            got[output.request_id] += output.token_ids
+    core.close()
+    for i, ids in enumerate(sequences):
+        assert got[str(i)] == ids[-NEW_TOKENS:].tolist()

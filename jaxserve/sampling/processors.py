@@ -49,7 +49,8 @@ def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> ja
     tokens = jnp.where(rows.biased[:, None], bias[:, 0], vocab)
     values = jax.lax.bitcast_convert_type(bias[:, 1], jnp.float32)
     row = jnp.arange(logits.shape[0])[:, None]
-    logits = logits.at[row, tokens].add(values, mode="drop")
+    # Not added to the logits in place: they would be copied first, in plain batches too.
+    logits = logits + jnp.zeros_like(logits).at[row, tokens].add(values, mode="drop")
 
     bits = tables.masks[rows.slot][:, :, None] >> jnp.arange(WORD)
     allowed = (bits.reshape(logits.shape[0], -1)[:, :vocab] & 1) != 0

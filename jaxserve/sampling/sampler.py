@@ -20,27 +20,30 @@ def sample(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> jax
     plain costs an argmax; one without processors doesn't pay for them.
     """
     processed = jnp.any(rows.processed)
+    # Outside the branches, where XLA's CPU backend runs it on one core; and a branch that gave back
+    # the logits themselves would have them copied in plain batches too, hence the zero.
+    likeliest = _argmax(logits)
+    zero = jnp.where(processed, 1.0, 0.0)
 
     def whole() -> jax.Array:
-        changed = jax.lax.cond(processed, lambda: process(logits, rows, tables), lambda: logits)
-        likeliest = _argmax(changed)
-        drawn = jax.lax.cond(
-            jnp.any(rows.temperature > 0), lambda: _draw(changed, rows), lambda: likeliest
-        )
-        return jnp.where((rows.temperature > 0) & (likeliest >= 0), drawn, likeliest)
+        def change() -> tuple[jax.Array, jax.Array]:
+            changed = process(logits, rows, tables)
+            return changed, _argmax(changed)
 
-    return jax.lax.cond(processed | jnp.any(rows.temperature > 0), whole, lambda: _argmax(logits))
+        changed, best = jax.lax.cond(processed, change, lambda: (logits + zero, likeliest))
+        drawn = jax.lax.cond(
+            jnp.any(rows.temperature > 0), lambda: _draw(changed, rows), lambda: best
+        )
+        return jnp.where((rows.temperature > 0) & (best >= 0), drawn, best)
+
+    special = processed | jnp.any(rows.temperature > 0)
+    return jax.lax.cond(special, whole, lambda: likeliest)
 
 
 def _argmax(logits: jax.Array) -> jax.Array:
-    """The likeliest token [S]; -1 if a logit is NaN or inf, or none is finite.
-
-    By two plain reductions: XLA's argmax isn't vectorised on a CPU.
-    """
-    vocab = logits.shape[-1]
-    highest = jnp.max(logits, axis=-1, keepdims=True)  # NaN if there is one
-    places = jnp.where(logits == highest, jnp.arange(vocab, dtype=jnp.int32), vocab)
-    return jnp.where(jnp.isfinite(highest[:, 0]), jnp.min(places, axis=-1), -1)
+    """The likeliest token [S]; -1 if a logit is NaN or inf, or none is finite."""
+    ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)  # of the NaN if there is one
+    return jnp.where(jnp.isfinite(jnp.take_along_axis(logits, ids, axis=-1)), ids, -1)[:, 0]
 
 
 def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 from safetensors.numpy import save_file
 from tiny_weights import make
+from tokenizers.models import WordLevel
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.core import EngineCore
@@ -21,6 +23,7 @@ from jaxserve.engine.loader import LoadedModel, load_model
 from jaxserve.engine.messages import Submit
 from jaxserve.engine.paged_cache import PagedLayerCache, allocate
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.tokenizer import load_tokenizer
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
@@ -105,7 +108,9 @@ def test_the_engine_continues_as_transformers_does(name: str, tmp_path: Path) ->
     config = EngineConfig(
         max_num_seqs=4, max_num_batched_tokens=16, block_size=8, kv_cache_memory=2**20
     )
-    core = EngineCore(config, tmp_path)
+    words = {f"w{i}": i for i in range(1024)}
+    tokenizers.Tokenizer(WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
+    core = EngineCore(config, tmp_path, load_tokenizer(tmp_path))
     for i, ids in enumerate(sequences):
         prompt = ids[:-NEW_TOKENS].tolist()
         params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

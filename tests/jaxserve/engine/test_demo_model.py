@@ -97,3 +97,18 @@ def test_a_beam_search_equals_transformers(llm: LLM) -> None:
     assert [list(o.token_ids) for o in outputs] == run["outputs"]
     scores = [o.cumulative_logprob / len(o.token_ids) for o in outputs]
     np.testing.assert_allclose(scores, run["scores"], atol=1e-3)
+
+
+def test_8_outputs_of_a_1000_token_prompt_take_its_blocks_once(
+    llm: LLM, runs: list[dict[str, Any]]
+) -> None:
+    prompt = ([token for run in runs for token in run["prompt"]] * 2)[:1000]
+    params = SamplingParams(n=8, seed=1, max_tokens=12, ignore_eos=True)
+    llm.core.submit(llm._intake.submission("blocks", prompt, params))
+    used = []
+    while llm.core.has_work:
+        llm.core.step()
+        used.append(llm.core.stats.blocks_used)
+    # 62 full blocks, and each output's own copy of the partial one; then its next.
+    assert 62 + 8 in used
+    assert max(used) == 62 + 2 * 8

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import index
 from typing import Any, Literal
 
 from jaxserve.errors import InvalidRequestError
@@ -15,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_N = 128
+REPETITION_RANGE = (1e-6, 1e6)  # beyond it the logits overflow
 MAX_BEAM_WIDTH = 16  # and stop tokens beside them among the MAX_LOGPROBS that a step reports
 
 
@@ -123,7 +125,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token in the output. Range [-2, 2].
         frequency_penalty: the same, times the token's count in the output. Range [-2, 2].
         repetition_penalty: divides positive logits, and multiplies others, of each token in the
-            prompt or the output (Keskar et al., 2019, section 4.1). Greater than 0.
+            prompt or the output (Keskar et al., 2019, section 4.1). In REPETITION_RANGE.
         seed: makes the draws reproducible whatever else runs; None draws a fresh one.
         max_tokens: most tokens to generate; None means up to the model's context length.
         min_tokens: stop tokens, EOS included, can't be drawn before so many tokens.
@@ -199,18 +201,25 @@ class SamplingParams:
             self._check_beams(self.beam_search)
 
     def _normalise(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                value = (value,)
+            if value is not None:
                 object.__setattr__(self, name, tuple(value))
+            elif name != "allowed_token_ids":
+                object.__setattr__(self, name, ())
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if self.logit_bias is None:
             object.__setattr__(self, "logit_bias", {})
         try:
-            bias = {int(token): value for token, value in self.logit_bias.items()}
-        except (ValueError, AttributeError):
+            # JSON's keys are strings.
+            bias = {
+                int(token) if isinstance(token, str) else index(token): value
+                for token, value in self.logit_bias.items()
+            }
+        except (ValueError, TypeError, AttributeError):
             raise InvalidRequestError(
                 "logit_bias maps token ids to numbers", "logit_bias"
             ) from None
@@ -219,11 +228,11 @@ class SamplingParams:
     def _check_ranges(self) -> None:
         check_number("n", self.n, 1, MAX_N, whole=True)
         check_number("temperature", self.temperature, 0.0, 2.0)
-        for name in ("top_p", "typical_p", "repetition_penalty"):
-            value = getattr(self, name)
-            check_number(name, value, 0.0, 1e6 if name == "repetition_penalty" else 1.0)
-            if value == 0.0:
+        for name in ("top_p", "typical_p"):
+            check_number(name, getattr(self, name), 0.0, 1.0)
+            if getattr(self, name) == 0.0:
                 raise InvalidRequestError(f"{name} must be greater than 0; it was 0", name)
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_RANGE)
         check_number("min_p", self.min_p, 0.0, 1.0)
         check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -276,10 +285,10 @@ class SamplingParams:
         }
         for name, tokens in fields.items():
             for token in tokens:
-                if not 0 <= token < vocab_size:
+                if not (isinstance(token, int) and 0 <= token < vocab_size):
                     raise InvalidRequestError(
                         f"{name} must hold ids from 0 to {vocab_size - 1}, the vocabulary's last; "
-                        f"one was {token}",
+                        f"one was {token!r}",
                         name,
                     )
 

@@ -35,6 +35,7 @@ from jaxserve.sampling.params import BeamSearchParams, SamplingParams, Structure
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
         ("repetition_penalty", float("inf")),
         ("min_tokens", -1),
         ("min_tokens", 17),  # above max_tokens
@@ -42,6 +43,7 @@ from jaxserve.sampling.params import BeamSearchParams, SamplingParams, Structure
         ("allowed_token_ids", ()),
         ("logit_bias", {5: 101.0}),
         ("logit_bias", {"five": 1.0}),
+        ("logit_bias", {5.5: 1.0}),
         ("logit_bias", dict.fromkeys(range(301), 1.0)),
         ("logprobs", 21),
         ("logprobs", -1),
@@ -80,20 +82,29 @@ def test_what_a_beam_search_can_not_honour_is_refused(other: dict[str, Any]) -> 
 
 
 def test_one_stop_string_and_all_of_top_k_are_spelled_as_vllm_does() -> None:
-    params = SamplingParams(stop="end", top_k=-1)
-    assert params.stop == ("end",)
+    params = SamplingParams(stop="end", top_k=-1, bad_words="no", stop_token_ids=None)
+    assert (params.stop, params.bad_words, params.stop_token_ids) == (("end",), ("no",), ())
     assert params.top_k == 0
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stop_token_ids", (5, 100)), ("allowed_token_ids", (100,)), ("logit_bias", {"100": 1.0})],
+    [
+        ("stop_token_ids", (5, 100)),
+        ("allowed_token_ids", (100,)),
+        ("logit_bias", {"100": 1.0}),
+    ],
 )
 def test_ids_outside_the_vocabulary_are_refused(field: str, value: object) -> None:
     params = SamplingParams(**{field: value})
     params.check_vocabulary(101)
     with pytest.raises(InvalidRequestError, match=field):
         params.check_vocabulary(100)
+
+
+def test_ids_that_are_not_whole_numbers_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"allowed_token_ids.*5\.5"):
+        SamplingParams(allowed_token_ids=(5.5,)).check_vocabulary(100)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxserve.sampling.masks import pack_mask
+from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
-from jaxserve.sampling.rows import SamplingRows
+from jaxserve.sampling.rows import SamplingRows, pack
 from jaxserve.sampling.sampler import _keep_at_least
 from jaxserve.sampling.sampler import sample as sample_with_tables
 
@@ -199,6 +200,20 @@ def test_rows_whose_logits_are_not_finite_are_told_apart() -> None:
         assert (ids[[0, 4, 5]] >= 0).all()
 
 
-def test_the_smallest_temperature_is_greedy_and_nothing_overflows() -> None:
-    logits = jnp.asarray(1e4 * LOGITS)[None]
-    assert int(sample(logits, rows(1, temperature=1e-30))[0]) == LOGITS.argmax()
+@pytest.mark.parametrize("smallest", [{"temperature": 1e-30}, {"top_p": 1e-40}, {"min_p": 1.0}])
+def test_the_smallest_settings_are_greedy_and_nothing_overflows(smallest: dict[str, float]) -> None:
+    for scale in (1.0, 1e4):
+        logits = jnp.asarray(scale * LOGITS)[None]
+        assert int(sample(logits, rows(1, **smallest))[0]) == LOGITS.argmax()
+
+
+def test_the_smallest_typical_p_keeps_the_most_typical_token() -> None:
+    logits = jnp.asarray(LOGITS)[None]
+    for typical_p in (1e-40, 1e-8):
+        kept = expected(typical_p=typical_p).argmax()
+        assert int(sample(logits, rows(1, typical_p=typical_p))[0]) == kept
+
+
+def test_a_temperature_too_small_for_the_device_is_greedy() -> None:
+    _, floats = pack(SamplingParams(temperature=1e-40), 0, False)
+    assert floats[0] == 0.0

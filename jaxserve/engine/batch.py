@@ -20,14 +20,15 @@ class StepInts(NamedTuple, Generic[Array]):
         tokens: [T]; a negative value -1-slot means the slot's last sampled token, which only the
             device knows.
         positions: [T].
-        write_slots: [T], where in the pool each token's K and V go: block * P + offset.
+        write_slots: [G, T], where each token's K and V go in each cache group's blocks:
+            block * P + offset.
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
         slots: [S], row of the persistent device state; padding rows have the spare last one.
         keep: [S], 1 where the row's sampled token becomes its slot's last token.
         output_positions: [S], index of the output token that the row samples.
         settings: [S, NUM_INTS], see sampling.rows.
-        block_tables: [S, W].
+        block_tables: [G, S, W], one a cache group.
         targets: [T], the prompt token that follows, for prompt logprobs; negative where they aren't
             asked for. Pure decodes leave it out, [0].
     """
@@ -45,12 +46,12 @@ class StepInts(NamedTuple, Generic[Array]):
     targets: Array
 
 
-def int_shapes(bucket: Bucket, width: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of StepInts' fields for a bucket and a block table width W."""
+def int_shapes(bucket: Bucket, width: int, groups: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of StepInts' fields for a bucket, a block table width W and G cache groups."""
     t, s = bucket.tokens, bucket.rows
     targets = 0 if bucket.decode else t
-    rows = ((s + 1,), (s,), (s,), (s,), (s,), (s, NUM_INTS), (s, width))
-    return ((t,), (t,), (t,), *rows, (targets,))
+    rows = ((s + 1,), (s,), (s,), (s,), (s,), (s, NUM_INTS), (groups, s, width))
+    return ((t,), (t,), (groups, t), *rows, (targets,))
 
 
 def float_shape(bucket: Bucket) -> tuple[int, int]:

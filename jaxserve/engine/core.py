@@ -80,15 +80,15 @@ class EngineCore:
         limits = EngineLimits.resolve(config, model, dtype)
         width = -(-limits.max_model_len // config.block_size)
         table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
-        pages = allocate(model.cache_specs, limits.num_blocks, config.block_size, dtype)
+        pages = allocate(limits.layout.buffers, limits.num_blocks, config.block_size, dtype)
         rows = limits.max_num_seqs + 1
         self._vocab = min(model.config.vocab_size, tokenizer.num_ids)
         tables = SamplingTables.allocate(rows, self._vocab)
         state = StepState(pages, jnp.zeros(rows, jnp.int32), tables)
         self._guard = CompileGuard(config.forbid_compile)
-        program = StepProgram(model.graphdef, model.structure, width, self._vocab)
+        program = StepProgram(model.graphdef, model.structure, limits.layout, width, self._vocab)
         steps = program.compile_all(table.all, model.leaves, state, progress)
-        slots = SlotTable(limits.max_num_seqs, width)
+        slots = SlotTable(limits.max_num_seqs, width, len(limits.layout.groups))
         self._runner = Runner(steps, table, model.leaves, state, slots, config.block_size)
         self._runner.warm_up()
         self._scheduler = Scheduler(
@@ -100,6 +100,7 @@ class EngineCore:
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 max_queued_requests=config.max_queued_requests,
+                cache_groups=limits.layout.groups,
             )
         )
         self._grammars = GrammarQueue(tokenizer, self._vocab)

@@ -32,8 +32,8 @@ class HostBuffers:
     batch: StepInts[np.ndarray]
 
     @classmethod
-    def allocate(cls, bucket: Bucket, width: int) -> HostBuffers:
-        shapes = int_shapes(bucket, width)
+    def allocate(cls, bucket: Bucket, width: int, groups: int) -> HostBuffers:
+        shapes = int_shapes(bucket, width, groups)
         ints = np.zeros(size(shapes), np.int32)
         floats = np.zeros(float_shape(bucket), np.float32)
         return cls(ints, floats, StepInts(*split(ints, shapes)))
@@ -63,9 +63,11 @@ class Runner:
         self._sampling = SamplingState(state.tables)
         self._copy = _compile_copies(state.pages)
         self._block_size = block_size
-        width = slots.block_tables.shape[1]
+        groups, _, width = slots.block_tables.shape
         # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {b: [HostBuffers.allocate(b, width) for _ in range(2)] for b in steps}
+        self._buffers = {
+            b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
+        }
         self._turn = 0
 
     def warm_up(self) -> None:
@@ -135,8 +137,8 @@ class Runner:
         positions = slots.num_computed[decodes]
         batch.tokens[:n] = -1 - decodes
         batch.positions[:n] = positions
-        blocks = slots.block_tables[decodes, positions // self._block_size]
-        batch.write_slots[:n] = blocks * self._block_size + positions % self._block_size
+        blocks = slots.block_tables[:, decodes, positions // self._block_size]  # [G, n]
+        batch.write_slots[:, :n] = blocks * self._block_size + positions % self._block_size
         batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
         batch.slots[:n] = decodes
         batch.keep[:n] = 1
@@ -154,8 +156,8 @@ class Runner:
             positions = np.arange(chunk.start, chunk.start + n, dtype=np.int32)
             batch.tokens[tokens] = chunk.token_ids
             batch.positions[tokens] = positions
-            blocks = slots.block_tables[slot, positions // self._block_size]
-            batch.write_slots[tokens] = blocks * self._block_size + positions % self._block_size
+            blocks = slots.block_tables[:, slot, positions // self._block_size]  # [G, n]
+            batch.write_slots[:, tokens] = blocks * self._block_size + positions % self._block_size
             if targets := self._prompt_targets(chunk):
                 batch.targets[first : first + len(targets)] = targets
                 sequence = slots.sequences[slot]
@@ -177,7 +179,8 @@ class Runner:
         batch.query_starts[rows + 1 :] = batch.query_starts[rows]
         batch.context_lens[:] = slots.num_computed[batch.slots]
         batch.settings[:] = slots.sampling_ints[batch.slots]
-        batch.block_tables[:] = slots.block_tables[batch.slots]
+        # Without a mode, take() would buffer what it writes.
+        slots.block_tables.take(batch.slots, 1, batch.block_tables, "clip")
         buffers.floats[:] = slots.sampling_floats[batch.slots]
 
     def _run(

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from jaxserve.engine.batch import StepInts, float_shape, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.paged_cache import PagedLayerCache, Pages
+from jaxserve.engine.cache_layout import CacheLayout
+from jaxserve.engine.paged_cache import Pages, StepCaches
 from jaxserve.sampling.logprobs import Logprobs, prompt_logprobs, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
 from jaxserve.sampling.rows import unpack
@@ -57,12 +58,14 @@ class StepProgram:
     Args:
         graphdef: the model, split from its parameters once.
         structure: tree structure of the parameters, which travel as a flat list of leaves.
+        layout: which block table and buffer each layer uses.
         width: block table width W.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
     """
 
     graphdef: nnx.GraphDef
     structure: jax.tree_util.PyTreeDef
+    layout: CacheLayout
     width: int
     vocab: int
 
@@ -72,7 +75,7 @@ class StepProgram:
         def step(
             params: list[jax.Array], state: StepState, ints: jax.Array, floats: jax.Array
         ) -> tuple[StepState, StepOutput]:
-            batch = StepInts(*split(ints, int_shapes(bucket, self.width)))
+            batch = StepInts(*split(ints, self._int_shapes(bucket)))
             rows = unpack(batch.settings, floats, batch.slots, batch.output_positions)
             pages, last_tokens, tables = state
             model = nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, params))
@@ -80,23 +83,12 @@ class StepProgram:
             tokens = jnp.where(
                 known, batch.tokens, last_tokens[jnp.where(known, 0, -batch.tokens - 1)]
             )
-            caches = [
-                PagedLayerCache(
-                    k,
-                    v,
-                    batch.write_slots,
-                    batch.block_tables,
-                    batch.context_lens,
-                    batch.query_starts,
-                    1 if bucket.decode else bucket.tokens,
-                )
-                for k, v in pages
-            ]
+            caches = StepCaches(self.layout, pages, batch, 1 if bucket.decode else bucket.tokens)
 
             def head(hidden: jax.Array) -> jax.Array:
                 return model.logits(hidden)[:, : self.vocab]
 
-            hidden, caches = model(tokens, batch.positions, caches)
+            hidden = model(tokens, batch.positions, caches)
             ends = jnp.maximum(batch.query_starts[1:] - 1, 0)  # last token of each row
             logits = head(hidden[ends])
             ids = sample(logits, rows, tables)
@@ -110,8 +102,7 @@ class StepProgram:
                 jnp.where(kept, ids, last_tokens[batch.slots])
             )
             tables = tables._replace(counts=count(tables.counts, batch.slots, ids, kept))
-            pages = [(c.k_pages, c.v_pages) for c in caches]
-            return StepState(pages, last_tokens, tables), output
+            return StepState(caches.pages, last_tokens, tables), output
 
         return step
 
@@ -130,7 +121,7 @@ class StepProgram:
         ):
             futures = {}
             for bucket in buckets:
-                ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width)),), jnp.int32)
+                ints = jax.ShapeDtypeStruct((size(self._int_shapes(bucket)),), jnp.int32)
                 floats = jax.ShapeDtypeStruct(float_shape(bucket), jnp.float32)
                 jitted = jax.jit(self.function(bucket), donate_argnums=1)
                 lowered = jitted.lower(params, state, ints, floats)
@@ -139,3 +130,6 @@ class StepProgram:
             for bucket, future in futures.items():
                 compiled[bucket] = future.result()
         return compiled
+
+    def _int_shapes(self, bucket: Bucket) -> tuple[tuple[int, ...], ...]:
+        return int_shapes(bucket, self.width, len(self.layout.groups))

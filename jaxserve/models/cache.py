@@ -12,7 +12,7 @@ import jax
 class CacheSpec:
     """A layer's declaration of what it caches: paged K and V.
 
-    Layers with equal declarations form a cache group.
+    Layers with equal declarations share block tables (engine/cache_layout.py).
 
     Args:
         num_kv_heads: K.
@@ -56,3 +56,11 @@ class LayerCache(Protocol):
             The attention output [T, H, D] and the cache with the new keys and values in it.
         """
         ...
+
+
+class LayerCaches(Protocol):
+    """The caches of all layers by number; a list of them will do."""
+
+    def __getitem__(self, layer: int, /) -> LayerCache: ...
+
+    def __setitem__(self, layer: int, cache: LayerCache, /) -> None: ...

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.cache import CacheSpec, LayerCache
+from jaxserve.models.cache import CacheSpec, LayerCache, LayerCaches
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
@@ -106,10 +106,9 @@ class Decoder(nnx.Module):
         """What each layer caches, in order."""
         return tuple(layer.attention.cache_spec for layer in self.layers)
 
-    def __call__(
-        self, tokens: jax.Array, positions: jax.Array, caches: list[LayerCache]
-    ) -> tuple[jax.Array, list[LayerCache]]:
-        """Hidden states [T, E] of tokens [T] at positions [T], and the caches written."""
+    def __call__(self, tokens: jax.Array, positions: jax.Array, caches: LayerCaches) -> jax.Array:
+        """Hidden states [T, E] of tokens [T] at positions [T]. Each layer's cache is taken from
+        `caches` and put back written."""
         config = self.config
         x = self.embed(tokens)
         if self.scaled_embedding:
@@ -119,12 +118,10 @@ class Decoder(nnx.Module):
             kind: rope_angles(positions, kind, config.head_dim, config.max_position_embeddings)
             for kind in kinds
         }
-        written = []
-        for settings, layer, cache in zip(config.layers, self.layers, caches, strict=True):
+        for i, (settings, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
             rope = None if settings.rope is None else ropes[settings.rope]
-            x, cache = _run_layer(*nnx.split(layer), x, rope, cache)
-            written.append(cache)
-        return self.norm(x), written
+            x, caches[i] = _run_layer(*nnx.split(layer), x, rope, caches[i])
+        return self.norm(x)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits [S, V] float32 of hidden states [S, E]."""

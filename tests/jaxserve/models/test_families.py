@@ -100,16 +100,17 @@ def test_logits_of_three_sequences_in_one_batch(
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path
 
 
-def generate(core: EngineCore, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-    """Greedy outputs, and the most blocks that were in use once no prompt was."""
+def generate(
+    core: EngineCore, prompts: list[list[int]], params: SamplingParams
+) -> tuple[list[list[int]], int]:
+    """The outputs, and the most blocks that were in use once no prompt was."""
     for i, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
         assert core.submit(Submit(str(i), prompt, params, frozenset())) is None
-    got: list[list[int]] = [[] for _ in prompts]
+    got: list[list[int]] = [[] for _ in range(len(prompts) * params.n)]
     blocks = 0
     while core.has_work:
         for output in core.step():
-            got[int(output.request_id)] += output.token_ids
+            got[int(output.request_id) * params.n + output.index] += output.token_ids
         if all(got):
             blocks = max(blocks, core.stats.blocks_used)
     return got, blocks
@@ -130,14 +131,23 @@ def test_the_engine_continues_as_transformers_does(
     words = {f"w{i}": i for i in range(1024)}
     tokenizers.Tokenizer(WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
     core = EngineCore(config, tmp_path, load_tokenizer(tmp_path))
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     prompts = [ids[:-NEW_TOKENS].tolist() for ids in sequences]
     wanted = [ids[-NEW_TOKENS:].tolist() for ids in sequences]
-    assert generate(core, prompts)[0] == wanted
+    assert generate(core, prompts, greedy)[0] == wanted
     assert core.stats.prefix_hits == 0
     # Again from the prefix cache: a window of 8 tokens touches two blocks, and lets go of a third
     # a step late.
-    again, blocks = generate(core, prompts[-1:])
-    core.close()
+    again, blocks = generate(core, prompts[-1:], greedy)
     assert again == wanted[-1:]
     assert core.stats.prefix_hits == (len(prompts[-1]) - 1) // BLOCK * BLOCK
     assert 0 < blocks <= full * -(-len(sequences[-1]) // BLOCK) + windowed * 3
+    # Two choices share the prompt's last block, which is partial, until they write to it.
+    assert len(prompts[1]) % BLOCK
+    both = generate(core, prompts[1:2], SamplingParams(seed=5, n=2, max_tokens=20))[0]
+    alone = [
+        generate(core, prompts[1:2], SamplingParams(seed=s, max_tokens=20))[0][0] for s in (5, 6)
+    ]
+    core.close()
+    assert both == alone
+    assert alone[0] != alone[1]

@@ -24,7 +24,8 @@ import orbax.checkpoint as ocp
 from tqdm import tqdm
 
 from checkpoints.base import Checkpoint, Shapes
-from checkpoints.safetensors_folder import read_config, read_json
+from checkpoints.json_file import read_json
+from checkpoints.safetensors_folder import read_config
 from checkpoints.weight_map import sources
 from jaxserve.config import MIB
 from jaxserve.errors import CheckpointError, ConfigError

@@ -78,10 +78,15 @@ class CacheLayout:
         places: dict[int, tuple[int, int]] = {}  # layer: (group, buffer)
         for window in dict.fromkeys(windows):
             layers = [i for i, own in enumerate(windows) if own == window]
-            for first in range(0, len(layers), size):
-                for buffer, layer in enumerate(layers[first : first + size]):
-                    places[layer] = (len(groups), buffer)
-                groups.append(CacheGroup(window))
+            # Neighbours go to different groups, so that in a stack that repeats a pattern of
+            # layers each repeat has a buffer of its own, and is like the others (see segments).
+            whole, first = len(layers) // size, len(groups)
+            for nth, layer in enumerate(layers):
+                buffer, group = (
+                    divmod(nth, whole) if nth < whole * size else (nth - whole * size, whole)
+                )
+                places[layer] = (first + group, buffer)
+            groups += [CacheGroup(window)] * -(-len(layers) // size)
         group_of, buffer_of = zip(*(places[i] for i in range(len(specs))), strict=True)
         holder = dict(zip(buffer_of, specs, strict=True))
         buffers = tuple(holder[i] for i in range(len(holder)))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from jaxserve.engine.cache_layout import CacheLayout
 from jaxserve.models.cache import CacheSpec
 from pallas_kernels import page_shape, paged_attention, write_kv
 
@@ -84,24 +83,29 @@ class PagedLayerCache:
 
 
 class StepCaches:
-    """All layers' caches while a step is traced, by layer. Layers that share a buffer hand it on:
-    each finds what the layer before it has written.
+    """The caches of a segment's layers while a step is traced. Layers that share a buffer hand it
+    on: each finds what the layer before it has written.
 
     Args:
-        pages: the pool; `pages` is afterwards the pool with the step's keys and values in it.
+        pages: the buffers that these layers use; `pages` is afterwards what they have written.
+        places: each layer's cache group, and its buffer among these.
         max_query_len: see PagedLayerCache.
     """
 
     def __init__(
-        self, layout: CacheLayout, pages: Pages, batch: StepInts[jax.Array], max_query_len: int
+        self,
+        pages: Pages,
+        places: tuple[tuple[int, int], ...],
+        batch: StepInts[jax.Array],
+        max_query_len: int,
     ) -> None:
         self.pages = list(pages)
-        self._layout, self._batch, self._max_query_len = layout, batch, max_query_len
+        self._places, self._batch, self._max_query_len = places, batch, max_query_len
 
-    def __getitem__(self, layer: int) -> PagedLayerCache:
-        group, batch = self._layout.group_of[layer], self._batch
+    def __getitem__(self, nth: int) -> PagedLayerCache:
+        (group, buffer), batch = self._places[nth], self._batch
         return PagedLayerCache(
-            *self.pages[self._layout.buffer_of[layer]],
+            *self.pages[buffer],
             batch.write_slots[group],
             batch.block_tables[group],
             batch.context_lens,
@@ -109,5 +113,5 @@ class StepCaches:
             self._max_query_len,
         )
 
-    def __setitem__(self, layer: int, cache: PagedLayerCache) -> None:
-        self.pages[self._layout.buffer_of[layer]] = (cache.k_pages, cache.v_pages)
+    def __setitem__(self, nth: int, cache: PagedLayerCache) -> None:
+        self.pages[self._places[nth][1]] = (cache.k_pages, cache.v_pages)

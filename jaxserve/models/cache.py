@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import jax
 
@@ -58,9 +58,12 @@ class LayerCache(Protocol):
         ...
 
 
-class LayerCaches(Protocol):
-    """The caches of all layers by number; a list of them will do."""
+Cache = TypeVar("Cache", bound=LayerCache)
 
-    def __getitem__(self, layer: int, /) -> LayerCache: ...
 
-    def __setitem__(self, layer: int, cache: LayerCache, /) -> None: ...
+class LayerCaches(Protocol[Cache]):
+    """The caches of the layers that run, in their order; a list of them will do."""
+
+    def __getitem__(self, nth: int, /) -> Cache: ...
+
+    def __setitem__(self, nth: int, cache: Cache, /) -> None: ...

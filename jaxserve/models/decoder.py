@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.cache import CacheSpec, LayerCache, LayerCaches
+from jaxserve.models.cache import Cache, CacheSpec, LayerCache, LayerCaches
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
@@ -106,22 +106,41 @@ class Decoder(nnx.Module):
         """What each layer caches, in order."""
         return tuple(layer.attention.cache_spec for layer in self.layers)
 
-    def __call__(self, tokens: jax.Array, positions: jax.Array, caches: LayerCaches) -> jax.Array:
-        """Hidden states [T, E] of tokens [T] at positions [T]. Each layer's cache is taken from
-        `caches` and put back written."""
-        config = self.config
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
+    ) -> jax.Array:
+        """Hidden states [T, E] of tokens [T] at positions [T]; see run for the caches."""
+        return self.norm(
+            self.run(range(len(self.layers)), self.embedded(tokens), positions, caches)
+        )
+
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """What the first layer takes [T, E] for tokens [T]."""
         x = self.embed(tokens)
         if self.scaled_embedding:
-            x *= jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
-        kinds = dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None)
+            x *= jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype)
+        return x
+
+    def run(
+        self, layers: range, x: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
+    ) -> jax.Array:
+        """What comes out of some layers for x [T, E].
+
+        Args:
+            caches: of these layers; each is put back written.
+        """
+        config = self.config
+        settings = [config.layers[i] for i in layers]
         ropes = {
             kind: rope_angles(positions, kind, config.head_dim, config.max_position_embeddings)
-            for kind in kinds
+            for kind in dict.fromkeys(layer.rope for layer in settings)
+            if kind is not None
         }
-        for i, (settings, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
-            rope = None if settings.rope is None else ropes[settings.rope]
-            x, caches[i] = _run_layer(*nnx.split(layer), x, rope, caches[i])
-        return self.norm(x)
+        for n, i in enumerate(layers):
+            kind = config.layers[i].rope
+            rope = None if kind is None else ropes[kind]
+            x, caches[n] = _run_layer(*nnx.split(self.layers[i]), x, rope, caches[n])
+        return x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits [S, V] float32 of hidden states [S, E]."""

@@ -51,3 +51,11 @@ def test_groups_and_buffers(
 def test_a_window_that_no_sequence_outgrows_is_none() -> None:
     assert choose(GEMMA3_270M, max_model_len=512).groups == (CacheGroup(),)
     assert choose((NEAR,) * 2, max_model_len=512).groups == (CacheGroup(),)
+
+
+@pytest.mark.parametrize("specs", [GEMMA3_270M, GEMMA3_4B[:30]])
+def test_each_repeat_of_a_pattern_has_a_buffer_of_its_own(specs: tuple[CacheSpec, ...]) -> None:
+    layout = choose(specs)
+    for first in range(0, len(specs), 6):
+        assert set(layout.buffer_of[first : first + 6]) == {first // 6}
+        assert layout.group_of[first : first + 6] == layout.group_of[:6]

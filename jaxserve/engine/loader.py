@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from checkpoints import open_checkpoint
@@ -15,6 +16,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
+from jaxserve.models.sharding import shardings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,17 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, dtype: jnp.dtype, progress: bool, max_model_len: int | None = None
+    path: Path,
+    dtype: jnp.dtype,
+    progress: bool,
+    max_model_len: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LoadedModel:
     """Reads every parameter of the checkpoint at path, cast to dtype.
 
     Args:
         max_model_len: the context that will be served, where that is less than the model's own.
+        mesh: where the parameters shall lie (see models/sharding.py); None is one device.
 
     Raises:
         ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
@@ -53,6 +60,7 @@ def load_model(
     model = nnx.eval_shape(lambda: cls(config, dtype))
     graphdef, abstract = nnx.split(model)
     flat = nnx.to_flat_state(abstract)
+    places = None if mesh is None else shardings(abstract, mesh)
     filled, finite = {}, {}
     with tqdm(
         desc="load",
@@ -63,12 +71,14 @@ def load_model(
     ) as bar:
         for parameter_path, expected in flat:
             name = checkpoint.describe(parameter_path)
-            value = checkpoint.parameter(parameter_path)
+            value = checkpoint.parameter(parameter_path, places)
             if value.shape != expected.shape:
                 raise CheckpointError(
                     f"{path}: {name} has shape {list(value.shape)} where the config asks for "
                     f"{list(expected.shape)}; the checkpoint and its config don't match"
                 )
+            if places is not None:
+                value = jax.device_put(value, places[parameter_path])
             array = jnp.asarray(value).astype(dtype)  # the device casts faster than NumPy
             finite[name] = jnp.isfinite(array).all()
             filled[parameter_path] = expected.replace(array)

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -25,6 +26,7 @@ import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
+from jaxserve.engine.defaults import sampling_defaults
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
 from jaxserve.outputs import CompletionDelta
@@ -46,12 +48,17 @@ class _Stream:
 
 
 class EngineClient:
-    """Starts an engine process and streams requests through it. Use EngineClient.start()."""
+    """Starts an engine process and streams requests through it. Use EngineClient.start().
+
+    sampling_defaults: values that the model asks for in SamplingParams' fields that a request
+    leaves unset. Who makes the params applies them.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         tokenizer: Tokenizer,
+        sampling_defaults: dict[str, Any],
         process: asyncio.subprocess.Process,
         folder: Path,
         to_engine: zmq.asyncio.Socket,
@@ -63,6 +70,7 @@ class EngineClient:
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
         self.tokenizer = tokenizer
+        self.sampling_defaults = sampling_defaults
         self._config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
         self._streams: dict[str, _Stream] = {}
@@ -100,7 +108,8 @@ class EngineClient:
             # Not awaited: an engine that dies before it connects would never take it.
             to_engine.send(messages.encode(hello))
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            client = cls(config, tokenizer, process, folder, to_engine, from_engine)
+            defaults = sampling_defaults(config, path)
+            client = cls(config, tokenizer, defaults, process, folder, to_engine, from_engine)
             await client._wait_ready()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):

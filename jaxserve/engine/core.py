@@ -76,6 +76,7 @@ class EngineCore:
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 max_queued_requests=config.max_queued_requests,
+                cache_groups=limits.layout.groups,
             )
         )
         self._beams = Beams(self._scheduler)

@@ -46,7 +46,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving.check_model(body.model)
     body.check_stream_options()
     with body.errors_in_its_words():
-        params = body.to_sampling_params()
+        params = body.to_sampling_params(serving.client.sampling_defaults)
         if params.n > serving.config.max_choices:
             raise InvalidRequestError(
                 f"n is {params.n}; this server takes at most {serving.config.max_choices}", "n"

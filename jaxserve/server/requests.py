@@ -6,9 +6,10 @@ A field is in a struct (honoured), or in an UNSUPPORTED table with the values th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 DEFAULT_COMPLETION_TOKENS = 16
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -180,17 +182,26 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         return None
 
     def sampling_params(
-        self, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        defaults: Mapping[str, Any],
+        best_of: int | None = None,
     ) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range."""
+        """Raises InvalidRequestError for a value out of range.
+
+        Args:
+            defaults: of the fields that the request leaves out.
+        """
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_outputs=self.structured_params(),
             beam_search=self.beam_search(best_of),
-            **{name: value for name, value in given.items() if value is not None},
+            **{**defaults, **given},
         )
 
 
@@ -205,14 +216,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_completion_tokens wins over max_tokens; without either, up to the context limit."""
         limit = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
         with _spelled("logprobs", "top_logprobs"):
-            return self.sampling_params(self.max_tokens if limit is None else limit, top)
+            limit = self.max_tokens if limit is None else limit
+            return self.sampling_params(limit, top, defaults)
 
     @contextmanager
     def errors_in_its_words(self) -> Iterator[None]:
@@ -268,20 +280,20 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             "prompt",
         )
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_tokens is 16 unless given, as in OpenAI's API."""
         absent = self.max_tokens is None
         limit = DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens
         if self.best_of is None or (self.best_of == self.returned and not self.use_beam_search):
-            return self.sampling_params(limit, self.logprobs)
+            return self.sampling_params(limit, self.logprobs, defaults)
         if self.best_of < self.returned:
             raise InvalidRequestError("best_of must be at least n", "best_of")
         if self.use_beam_search:
-            return self.sampling_params(limit, self.logprobs, self.best_of)
+            return self.sampling_params(limit, self.logprobs, defaults, self.best_of)
         if self.stream:
             raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
         # The best are told by the logprobs of their tokens.
-        params = self.sampling_params(limit, self.logprobs or 0)
+        params = self.sampling_params(limit, self.logprobs or 0, defaults)
         try:
             return replace(params, n=self.best_of)
         except InvalidRequestError as error:

@@ -14,6 +14,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.intake import Intake, Prompt
+from jaxserve.engine.listener import ChoiceTimes, EndReason, Listener, RequestTimes
 from jaxserve.errors import (
     EngineDeadError,
     EngineError,
@@ -47,6 +49,7 @@ class _Stream:
     """One request between the engine's news and the reader."""
 
     choices: Choices
+    times: RequestTimes
     deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
     ended: bool = False
 
@@ -69,15 +72,17 @@ class EngineClient:
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
         self.tokenizer = tokenizer
-        self._config, self._process, self._folder = config, process, folder
+        self.config, self._process, self._folder = config, process, folder
         self._to_engine, self._from_engine = to_engine, from_engine
         self._streams: dict[str, _Stream] = {}
         self._counter = itertools.count()
         self._dead = asyncio.Event()
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.compiles = 0
+        self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
+        self.listener = Listener()
         self.ready: messages.Ready
+        self.stats: messages.EngineStats  # the last reading
         self._intake: Intake
 
     @classmethod
@@ -163,7 +168,7 @@ class EngineClient:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
             EngineError, EngineDeadError: afterwards.
         """
-        if priority and self._config.scheduling_policy != "priority":
+        if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 "priority needs a server with --scheduling-policy priority; leave it out",
                 "priority",
@@ -172,7 +177,7 @@ class EngineClient:
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
         own_id = f"{next(self._counter)}-{request_id or 'request'}"
-        stream = _Stream(Choices(self.tokenizer, params))
+        stream = _Stream(Choices(self.tokenizer, params), RequestTimes(len(ids), params))
         self._streams[own_id] = stream
         try:
             self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
@@ -187,6 +192,30 @@ class EngineClient:
             del self._streams[own_id]
             if not stream.ended:
                 self._abort(own_id)
+                self._tell_rest(stream, "abort")
+
+    async def ask(self, wish: messages.Wish, argument: str = "") -> bool:
+        """Has the engine do what an operator wishes, between two steps.
+
+        Returns:
+            Whether it was done; False if it can't be now.
+
+        Raises:
+            EngineError: it failed.
+            EngineDeadError: the engine process has ended.
+        """
+        if not self.healthy:
+            raise EngineDeadError("the engine process has ended: restart the server")
+        call_id = next(self._counter)
+        self._asked[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(messages.Ask(call_id, wish, argument))
+            answer = await self._asked[call_id]
+        finally:
+            del self._asked[call_id]
+        if answer.error is not None:
+            raise EngineError(answer.error)
+        return answer.done
 
     async def close(self) -> None:
         """Ends the engine process and frees what belongs to it."""
@@ -221,12 +250,12 @@ class EngineClient:
         if isinstance(answer, messages.Failed):
             raise ModelError(answer.message)
         assert isinstance(answer, messages.Ready)
-        self.ready = answer
+        self.ready, self.stats = answer, answer.stats
         self._intake = Intake(
             self.tokenizer,
             answer.max_model_len,
             answer.vocab_size,
-            random.Random(self._config.seed),
+            random.Random(self.config.seed),
         )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
@@ -234,8 +263,14 @@ class EngineClient:
         """Turns the engine's news into deltas."""
         while True:
             message = messages.decode_to_client(await self._from_engine.recv())
+            if isinstance(message, messages.Answer):
+                asked = self._asked.get(message.call_id)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+                continue
             assert isinstance(message, messages.Outputs)
-            self.compiles = message.compiles
+            self.stats = message.stats
+            self.listener.on_turn(message.stats)
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is None or stream.ended:
@@ -251,11 +286,16 @@ class EngineClient:
         if output.error is not None:
             self._end(stream, messages.as_error(output))
             return
+        if output.queue_s is not None:
+            stream.times.queue_s = output.queue_s
+        if output.token_ids and output.index in stream.choices.open:
+            self._time_tokens(stream.times, output.index, len(output.token_ids))
         if (delta := stream.choices.take(output)) is None:
             return
         stream.deltas.put_nowait(delta)
         if delta.finish_reason is not None:
             stream.ended = not stream.choices.open
+            self._tell_end(stream, delta.index, delta.finish_reason)
             if output.finish_reason is None:  # a stop string: the engine doesn't know yet
                 self._abort(output.request_id, output.index)
 
@@ -270,11 +310,33 @@ class EngineClient:
         for stream in self._streams.values():
             if not stream.ended:
                 self._end(stream, error)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
 
-    @staticmethod
-    def _end(stream: _Stream, error: JaxserveError) -> None:
+    def _end(self, stream: _Stream, error: JaxserveError) -> None:
         stream.ended = True
         stream.deltas.put_nowait(error)
+        self._tell_rest(stream, "error")
+
+    def _tell_rest(self, stream: _Stream, reason: EndReason) -> None:
+        for index in stream.choices.open:
+            self._tell_end(stream, index, reason)
+
+    def _tell_end(self, stream: _Stream, index: int, reason: EndReason) -> None:
+        stream.times.ended += 1
+        self.listener.on_end(stream.times, index, reason)
+
+    def _time_tokens(self, times: RequestTimes, index: int, tokens: int) -> None:
+        now = time.monotonic()
+        choice = times.choices.get(index)
+        if choice is None:
+            times.choices[index] = ChoiceTimes(now, now, tokens)
+            self.listener.on_first(times, now - times.arrived, tokens)
+            return
+        self.listener.on_next(now - choice.last, tokens)
+        choice.last = now
+        choice.tokens += tokens
 
     def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:

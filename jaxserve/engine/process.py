@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import zmq
 
 from jaxserve.engine import messages
@@ -57,17 +58,20 @@ class EngineProcess:
     def _serve(self, core: EngineCore) -> int:
         while True:
             news: list[messages.Output] = []
-            while (message := self._receive(wait=not core.has_work and not news)) is not None:
+            wait = not core.has_work
+            while (message := self._receive(wait)) is not None:
+                wait = False
                 if isinstance(message, messages.Shutdown):
                     return 0
-                if isinstance(message, messages.Submit) and (refusal := core.submit(message)):
+                if isinstance(message, messages.Ask):
+                    self._send(_grant(core, message))
+                elif isinstance(message, messages.Submit) and (refusal := core.submit(message)):
                     news.append(refusal)
                 elif isinstance(message, messages.Abort):
                     core.abort(message.request_id, message.index)
             if core.has_work:
                 news.extend(core.step())
-            if news:
-                self._send(messages.Outputs(news, core.compiles))
+            self._send(messages.Outputs(news, core.report()))
 
     def _receive(self, wait: bool = True) -> messages.ToEngine | None:
         """The next message; without wait, None when there is none now."""
@@ -81,6 +85,20 @@ class EngineProcess:
     def _fail(self, reason: str) -> int:
         self._send(messages.Failed(reason))
         return 1
+
+
+def _grant(core: EngineCore, ask: messages.Ask) -> messages.Answer:
+    try:
+        match ask.wish:
+            case "reset_prefix_cache":
+                return messages.Answer(ask.call_id, core.reset_prefix_cache())
+            case "start_profile":
+                jax.profiler.start_trace(ask.argument)
+            case "stop_profile":
+                jax.profiler.stop_trace()
+    except (RuntimeError, OSError) as error:
+        return messages.Answer(ask.call_id, False, str(error))
+    return messages.Answer(ask.call_id, True)
 
 
 def _end_with(parent: int) -> None:

@@ -46,11 +46,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving.check_model(body.model)
     body.check_stream_options()
     with body.errors_in_its_words():
-        params = body.to_sampling_params()
-        if params.n > serving.config.max_choices:
-            raise InvalidRequestError(
-                f"n is {params.n}; this server takes at most {serving.config.max_choices}", "n"
-            )
+        params = serving.check_limits(body.to_sampling_params())
         prompt = await generation.off_loop(request, render, serving.client, body, params)
     deltas = generation.generate(serving.client, [prompt], params)
     if body.stream:

@@ -25,7 +25,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), CompletionRequest, COMPLETION_UNSUPPORTED)
     serving.check_model(body.model)
     body.check_stream_options()
-    params = body.to_sampling_params()
+    params = serving.check_limits(body.to_sampling_params())
     prompts = await generation.off_loop(request, tokenize, serving, body, params)
     deltas = generation.generate(serving.client, prompts, params)
     if body.stream:

@@ -14,6 +14,7 @@ from aiohttp import web
 from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta, CompletionOutput
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.records import current
 from jaxserve.server.responses import Usage
 from jaxserve.server.sse import EventStream
 
@@ -84,8 +85,13 @@ async def generate(
 async def _one(
     client: EngineClient, index: int, prompt: list[int], params: SamplingParams
 ) -> Deltas:
-    async with aclosing(client.generate(prompt, params)) as deltas:
+    record = current()
+    record.prompt_tokens += len(prompt)
+    async with aclosing(
+        client.generate(prompt, params, request_id=record.id, cache_salt=record.salt())
+    ) as deltas:
         async for delta in deltas:
+            record.completion_tokens += len(delta.token_ids)
             if delta.finish_reason == "abort":
                 raise EngineError("it was aborted")
             yield replace(delta, index=index * params.n + delta.index) if index else delta

@@ -138,10 +138,11 @@ async def test_an_unforeseen_failure_shows_only_an_id(
 
 
 async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
-    assert (await http.get("/version")).status == 200
+    assert (await http.get("/load")).status == 200
     assert http.server is not None
     http.server.app[SERVING].admission.close()
-    response = await http.get("/version")
+    assert (await http.get("/version")).status == 200
+    response = await http.get("/load")
     assert response.status == 503
     assert response.headers["Connection"] == "close"
     assert "Retry-After" in response.headers

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,7 +23,6 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
@@ -60,9 +60,7 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        tokenizer: Tokenizer,
         process: asyncio.subprocess.Process,
-        folder: Path,
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
@@ -71,8 +69,7 @@ class EngineClient:
         self.model_name = (
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
-        self.tokenizer = tokenizer
-        self.config, self._process, self._folder = config, process, folder
+        self.config, self._process = config, process
         self._to_engine, self._from_engine = to_engine, from_engine
         self._streams: dict[str, _Stream] = {}
         self._counter = itertools.count()
@@ -81,6 +78,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
         self.listener = Listener()
+        self.tokenizer: Tokenizer
         self.ready: messages.Ready
         self.stats: messages.EngineStats  # the last reading
         self._intake: Intake
@@ -93,32 +91,38 @@ class EngineClient:
             ModelError: the model can't be had or served.
             EngineDeadError: the process ended without a word; its stderr says why.
         """
-        path = await asyncio.to_thread(checkpoints.pull, config.model)
         folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
-        addresses = [f"ipc://{folder}/{name}" for name in ("to-engine", "from-engine")]
         context = zmq.asyncio.Context.instance()
         to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         to_engine.set(zmq.SNDHWM, 0)
         from_engine.set(zmq.RCVHWM, 0)
-        to_engine.bind(addresses[0])
-        from_engine.bind(addresses[1])
+        for socket, address in zip(
+            (to_engine, from_engine), messages.addresses(folder), strict=True
+        ):
+            socket.bind(address)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jaxserve.engine.process", *addresses, str(os.getpid())
+            *(sys.executable, "-m", "jaxserve.engine.process", str(folder), str(os.getpid())),
+            start_new_session=True,  # so that it can be ended with all that it has started
         )
+        client = cls(config, process, to_engine, from_engine)
         try:
-            # The engine loads and compiles while we read the tokenizer.
-            hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
             # Not awaited: an engine that dies before it connects would never take it.
-            to_engine.send(messages.encode(hello))
-            tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            client = cls(config, tokenizer, process, folder, to_engine, from_engine)
-            await client._wait_ready()
+            to_engine.send(messages.encode(messages.Start(messages.PROTOCOL_VERSION, config)))
+            fetched = await client._hear()
+            assert isinstance(fetched, messages.Fetched)
+            # The engine loads and compiles while we read the tokenizer.
+            client.tokenizer = await asyncio.to_thread(load_tokenizer, Path(fetched.path))
+            ready = await client._hear()
+            assert isinstance(ready, messages.Ready)
+            client._begin(ready)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            client._kill()
             await process.wait()
-            _close_sockets(to_engine, from_engine, folder)
+            client._close_sockets()
             raise
+        finally:
+            # Both sockets are connected, or of no use any more: their names are needed no longer.
+            shutil.rmtree(folder, ignore_errors=True)
         return client
 
     @property
@@ -225,14 +229,20 @@ class EngineClient:
             try:
                 await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
             except TimeoutError:
-                self._process.kill()
+                self._kill()
                 await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        _close_sockets(self._to_engine, self._from_engine, self._folder)
+        self._close_sockets()
 
-    async def _wait_ready(self) -> None:
+    async def _hear(self) -> messages.ToClient:
+        """The engine's next message while it starts.
+
+        Raises:
+            ModelError: it says that it can't.
+            EngineDeadError: it ended.
+        """
         receive = asyncio.ensure_future(self._from_engine.recv())
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -249,13 +259,12 @@ class EngineClient:
         answer = messages.decode_to_client(receive.result())
         if isinstance(answer, messages.Failed):
             raise ModelError(answer.message)
-        assert isinstance(answer, messages.Ready)
-        self.ready, self.stats = answer, answer.stats
+        return answer
+
+    def _begin(self, ready: messages.Ready) -> None:
+        self.ready, self.stats = ready, ready.stats
         self._intake = Intake(
-            self.tokenizer,
-            answer.max_model_len,
-            answer.vocab_size,
-            random.Random(self.config.seed),
+            self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
         )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
@@ -346,10 +355,11 @@ class EngineClient:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
         self._to_engine.send(messages.encode(message))
 
+    def _kill(self) -> None:
+        """Ends the engine process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-def _close_sockets(
-    to_engine: zmq.asyncio.Socket, from_engine: zmq.asyncio.Socket, folder: Path
-) -> None:
-    to_engine.close(linger=0)
-    from_engine.close(linger=0)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _close_sockets(self) -> None:
+        self._to_engine.close(linger=0)
+        self._from_engine.close(linger=0)

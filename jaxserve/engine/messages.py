@@ -1,11 +1,12 @@
 """What crosses the process boundary: small, typed, versioned messages, packed by msgspec.
 
-Client to engine: one Submit a request, Abort, Ask, Shutdown. Engine to client: Ready or Failed
-once, then Outputs after each turn of its loop, and Answers.
+Client to engine: one Submit a request, Abort, Ask, Shutdown. Engine to client: Fetched and
+Ready (or Failed), then Outputs after each turn of its loop, and Answers.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -32,7 +33,12 @@ class Start(Message, frozen=True):
 
     version: int
     config: EngineConfig
-    model_path: str
+
+
+class Fetched(Message, frozen=True):
+    """The engine has the model's files, and begins to load them."""
+
+    path: str
 
 
 class Submit(Message, frozen=True):
@@ -173,7 +179,13 @@ def as_error(output: Output) -> JaxserveError:
 
 
 ToEngine = Start | Submit | Abort | Ask | Shutdown
-ToClient = Ready | Failed | Outputs | Answer
+ToClient = Fetched | Ready | Failed | Outputs | Answer
+
+
+def addresses(folder: str | Path) -> tuple[str, str]:
+    """Of the sockets to the engine and from it, in a folder that is ours alone."""
+    return f"ipc://{folder}/to-engine", f"ipc://{folder}/from-engine"
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

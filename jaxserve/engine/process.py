@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import jax
 import zmq
 
+import checkpoints
 from jaxserve.engine import messages
 from jaxserve.engine.core import EngineCore
 from jaxserve.errors import JaxserveError
@@ -40,7 +42,8 @@ class EngineProcess:
                 f"{messages.PROTOCOL_VERSION}: install one version of jaxserve"
             )
         try:
-            path = Path(start.model_path)
+            path = checkpoints.pull(start.config.model)
+            self._send(messages.Fetched(str(path)))
             core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
@@ -101,24 +104,28 @@ def _grant(core: EngineCore, ask: messages.Ask) -> messages.Answer:
     return messages.Answer(ask.call_id, True)
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent has died, whatever it is busy with."""
+def _end_with(parent: int, folder: Path) -> None:
+    """Ends this process when its parent has died, whatever it is busy with, and what it has
+    started (a download); removes the sockets' folder, which the parent no longer can."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
-    os._exit(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
-def main(inbox_address: str, outbox_address: str, parent: str) -> int:
-    """Entry of the process; the client, process id `parent`, binds both addresses."""
+def main(folder: str, parent: str) -> int:
+    """Entry of the process, which leads its group; the client, process id `parent`, binds both
+    sockets in `folder`."""
     # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
     # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent), Path(folder)), daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox_address, outbox_address = messages.addresses(folder)
     inbox.connect(inbox_address)
     outbox.connect(outbox_address)
     try:

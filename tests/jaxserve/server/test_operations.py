@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.slow
 
+REPOSITORY = Path(__file__).parents[3]
+METRIC = re.compile(r"(?:vllm:|jaxserve:|http_)\w+")
 # A hang guard, not a measurement.
 LIMIT = aiohttp.ClientTimeout(total=120)
 LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -101,6 +104,16 @@ async def test_metrics_count_what_happened(server: Any, http: aiohttp.ClientSess
     assert 0 < parts <= grew("vllm:e2e_request_latency_seconds_sum") + 1e-6
 
 
+async def test_the_dashboard_asks_for_nothing_that_is_not_there(
+    http: aiohttp.ClientSession,
+) -> None:
+    dashboard = json.loads((REPOSITORY / "docs" / "grafana-dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expr in asked for name in METRIC.findall(expr)}
+    assert len(names) > 20
+    assert names <= {sample.name for sample in (await scrape(http)).samples}
+
+
 async def test_load_and_an_aborted_request(server: Any, http: aiohttp.ClientSession) -> None:
     before = await settled(http)
     async with http.post(
@@ -180,3 +193,41 @@ async def test_the_access_log_is_json_without_prompts(
     assert entry["ms"] > 0
     assert by_id[made]["status"] == 404
     assert secret not in server.errors()
+
+
+async def test_tenants_and_a_full_queue(start_server: Callable[..., Any]) -> None:
+    server = start_server(
+        *("--api-key", "k1", "k2", "--salt-cache-by-key"),
+        *("--log-prompts", "--max-queued-requests", "1"),
+    )
+    prompt = "What one tenant has cached is nobody else's business. " * 4
+    async with aiohttp.ClientSession(server.url, timeout=LIMIT) as http:
+
+        def post(key: str, **body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"model": server.model, "prompt": prompt, "max_tokens": 1, **body}
+            return http.post("/v1/completions", json=body, headers=headers)
+
+        async with post("wrong") as response:
+            assert response.status == 401
+        hits = []
+        for key in ("k1", "k2", "k1"):
+            async with post(key) as response:
+                assert response.status == 200
+            hits.append((await settled(http))("vllm:prefix_cache_hits_total"))
+        assert hits[0] == hits[1] == 0 < hits[2]
+
+        async with post("k1", **LONG, n=4, stream=True) as running:
+            await running.content.readline()
+            waiting = asyncio.create_task(post("k2", **LONG).__aenter__())
+            while not (await scrape(http))("vllm:num_requests_waiting"):
+                await asyncio.sleep(0.05)
+            async with post("k1") as response:
+                assert response.status == 429
+                assert int(response.headers["Retry-After"]) > 0
+                assert (await response.json())["error"]["type"] == "rate_limit_error"
+            waiting.cancel()
+            running.close()
+        await settled(http)
+    assert prompt.strip() in server.errors()
+    assert "k1" not in server.errors()

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from jaxserve.errors import ConfigError
 
@@ -41,6 +42,8 @@ class EngineConfig:
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.
         max_queued_requests: requests that may wait; more are refused as overload.
+        scheduling_policy: who waits first: "fcfs", "priority" (a request's own number) or
+            "longest-prefix" (the most cached tokens).
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
         forbid_compile: raise instead of compiling after ready.
@@ -56,6 +59,7 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_queued_requests: int = 1024
+    scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
     overlap: bool = True
     forbid_compile: bool = False
@@ -65,6 +69,11 @@ class EngineConfig:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
+            )
+        if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
+            raise ConfigError(
+                f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "
+                f"it was {self.scheduling_policy!r}"
             )
         for name in (
             "max_num_seqs",

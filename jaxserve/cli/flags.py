@@ -10,7 +10,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 Settings = TypeVar("Settings")
 
@@ -25,6 +25,7 @@ HELP = {
     "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
     "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
     "max_queued_requests": "requests that may wait; more get 429",
+    "scheduling_policy": "who waits first: fcfs, priority or longest-prefix",
     "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
     "overlap": "plan a step while the one before it runs",
     "forbid_compile": "fail a step that would compile after ready",
@@ -128,6 +129,8 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if hint == tuple[str, ...]:
         return {"nargs": "+", "metavar": "NAME"}
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint), "metavar": "NAME"}
     plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
     if plain not in (int, float, str):
         raise TypeError(f"{name}: no flag for a field of type {hint}")

@@ -26,7 +26,13 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.intake import Intake, Prompt
-from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
+from jaxserve.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    JaxserveError,
+    ModelError,
+)
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
@@ -138,17 +144,30 @@ class EngineClient:
         return self._intake.prompt_ids(prompt, params)
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Streams one request, its n choices mixed. Closing the iterator early aborts it.
 
         Args:
             request_id: for logs; the engine's own id is never a caller's.
+            priority: lower runs first; only under the scheduling policy `priority`.
+            cache_salt: only requests with the same salt share cached text.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
             EngineError, EngineDeadError: afterwards.
         """
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                "priority needs a server with --scheduling-policy priority; leave it out",
+                "priority",
+            )
         ids = self._intake.prompt_ids(prompt, params)
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
@@ -156,7 +175,7 @@ class EngineClient:
         stream = _Stream(Choices(self.tokenizer, params))
         self._streams[own_id] = stream
         try:
-            self._post(self._intake.submission(own_id, ids, params))
+            self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
             while True:
                 delta = await stream.deltas.get()
                 if isinstance(delta, JaxserveError):

@@ -99,6 +99,7 @@ class EngineCore:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
+                policy=config.scheduling_policy,
                 max_queued_requests=config.max_queued_requests,
             )
         )
@@ -154,7 +155,9 @@ class EngineCore:
             max_tokens=params.max_tokens,
             stop_token_ids=message.stop_token_ids,
             min_tokens=params.min_tokens,
+            priority=message.priority,
             arrival_time=time.monotonic(),
+            cache_salt=message.cache_salt,
             payload=SamplingRequest(params, masks),
             n=params.n,
             read_prefix_cache=params.prompt_logprobs is None,

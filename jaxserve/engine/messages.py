@@ -14,7 +14,7 @@ from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -36,6 +36,8 @@ class Submit(Message, frozen=True):
         request_id: chosen by the client process, never by a user.
         params: with max_tokens and seed filled in.
         bad_words: token ids of params.bad_words.
+        priority: lower runs first, under the scheduling policy `priority`.
+        cache_salt: only requests with the same salt share cached blocks.
     """
 
     request_id: str
@@ -43,6 +45,8 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     stop_token_ids: frozenset[int]
     bad_words: list[list[int]] = []
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class Abort(Message, frozen=True):

@@ -108,6 +108,9 @@ class ServerConfig:
             Empty means the model's own name.
         max_body_bytes: larger request bodies get 413.
         max_choices: most choices (prompts of a batch) in one request.
+        tool_call_parser: how the model writes calls of tools; "auto" goes by its chat template.
+        reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
+        chat_template: a file with a chat template to use instead of the model's own.
         drain_timeout: seconds that running requests have to finish once a stop is asked for.
     """
 
@@ -116,6 +119,9 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = field(default=())
     max_body_bytes: int = 8 * MIB
     max_choices: int = 128
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
+    chat_template: str | None = None
     drain_timeout: float = 10.0
 
     def __post_init__(self) -> None:

@@ -36,6 +36,11 @@ HELP = {
     "served_model_names": "names that requests may use (default: the model's own)",
     "max_body_bytes": "larger request bodies are refused",
     "max_choices": "most choices in one request",
+    "tool_call_parser": "how the model writes calls of tools: hermes (Qwen too), llama3_json, "
+    "mistral or none; auto goes by its chat template",
+    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto goes "
+    "by its chat template",
+    "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
     # SamplingParams
     "temperature": "0 is greedy",

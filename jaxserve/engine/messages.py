@@ -90,6 +90,8 @@ class Output(Message, frozen=True):
         index: which choice.
         logprobs: one entry a token id, if they were asked for.
         prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
+        cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
+            first choice.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -104,6 +106,7 @@ class Output(Message, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None
 
 
 class Outputs(Message, frozen=True):

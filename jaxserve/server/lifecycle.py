@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -48,10 +49,11 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: the address can't be bound.
+        ConfigError: the address can't be bound, or the chat template not read.
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
+    template = _read_template(config.chat_template)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
     with _bound_socket(config) as sock, _stop_on_signals() as stop:
@@ -62,6 +64,8 @@ async def serve(
             await asyncio.wait([starting])
             return
         client = starting.result()
+        if template is not None:
+            client.tokenizer.use_chat_template(template)
         app = create_app(client, config)
         async with _listening(app, client, sock) as site:
             announce(_url(sock), app[SERVING].names[0], time.monotonic() - begin)
@@ -105,6 +109,13 @@ async def _listening(
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
         await client.close()
         await runner.cleanup()
+
+
+def _read_template(file: str | None) -> str | None:
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {file} can't be read: {error}") from None
 
 
 def _bound_socket(config: ServerConfig) -> socket.socket:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import ClassVar
 
 from jaxserve.server.parsers.pieces import Piece, content, cut
@@ -18,25 +16,23 @@ class Think:
 
     Args:
         prompt: the text that the answer goes on from; reasoning may begin in it.
-        begun: the reasoning begins with the answer, tag or no tag.
     """
 
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+    _begun: ClassVar[bool] = False  # with the answer, tag or no tag
 
-    def __init__(self, prompt: str, begun: bool = False) -> None:
+    def __init__(self, prompt: str) -> None:
         inside = prompt.rstrip().endswith(OPEN)
         self._kind = "reasoning" if inside else ""  # "" until it is known
-        self._begun = begun
         self._held = ""
 
     def feed(self, text: str) -> list[Piece]:
         text, self._held = self._held + text, ""
         if not self._kind:
             bare = text.lstrip()
-            if OPEN.startswith(bare):  # the empty text too
-                if bare != OPEN:
-                    self._held = text
-                    return []
+            if OPEN.startswith(bare) and bare != OPEN:
+                self._held = text
+                return []
             if bare.startswith(OPEN):
                 self._kind, text = "reasoning", bare.removeprefix(OPEN)
             else:
@@ -58,7 +54,10 @@ class Think:
         return content(held)
 
 
-REASONING_PARSERS: dict[str, Callable[[str], Think]] = {
-    "qwen3": Think,
-    "deepseek_r1": partial(Think, begun=True),
-}
+class DeepSeekR1(Think):
+    """An answer is reasoning up to </think>, whether or not it opens with a tag."""
+
+    _begun = True
+
+
+REASONING_PARSERS: dict[str, type[Think]] = {"qwen3": Think, "deepseek_r1": DeepSeekR1}

@@ -114,9 +114,7 @@ class Mistral(_Marked):
     arguments: [TOOL_CALLS]name[ARGS]{...}."""
 
     markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-    _NAMED = re.compile(
-        r"\s*(?P<name>[^\[{\s]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)"
-    )
+    _NAMED = re.compile(r"\s*(?P<name>[^\[{\s]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 
     @staticmethod
     def new_call_id() -> str:

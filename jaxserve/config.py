@@ -111,6 +111,9 @@ class ServerConfig:
         max_choices: most choices (prompts of a batch) in one request.
         max_logprobs, max_stop_strings: most of them in one request.
         max_output_tokens: most tokens of a choice; None leaves it to the model's context.
+        tool_call_parser: how the model writes calls of tools; "auto" goes by its chat template.
+        reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
+        chat_template: a file with a chat template to use instead of the model's own.
         drain_timeout: seconds that running requests have to finish once a stop is asked for.
         api_key: keys of which requests must bring one; those of api_key_file (one a line) and of
             $JAXSERVE_API_KEY (separated by commas) count too. Without any, all are let in.
@@ -135,6 +138,9 @@ class ServerConfig:
     max_logprobs: int = 20
     max_stop_strings: int = 16
     max_output_tokens: int | None = None
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
+    chat_template: str | None = None
     drain_timeout: float = 10.0
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None

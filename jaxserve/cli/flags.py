@@ -39,6 +39,11 @@ HELP = {
     "max_logprobs": "most logprobs a token in one request",
     "max_stop_strings": "most stop strings in one request",
     "max_output_tokens": "most tokens of a choice (default: what the model's context leaves)",
+    "tool_call_parser": "how the model writes calls of tools: hermes (Qwen too), llama3_json, "
+    "mistral or none; auto goes by its chat template",
+    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto goes "
+    "by its chat template",
+    "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
     "api_key": "let in only requests with one of these keys; $JAXSERVE_API_KEY counts too",
     "api_key_file": "a file with such keys, one a line",

@@ -16,8 +16,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -28,6 +28,7 @@ from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.engine.listener import ChoiceTimes, EndReason, Listener, RequestTimes
+from jaxserve.engine.mailbox import Mailbox
 from jaxserve.errors import (
     EngineDeadError,
     EngineError,
@@ -41,6 +42,7 @@ from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+MOST_NEWS = 64  # messages of the engine that are read in one turn
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
 
@@ -50,7 +52,7 @@ class _Stream:
 
     choices: Choices
     times: RequestTimes
-    deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
+    mailbox: Mailbox
     ended: bool = False
 
 
@@ -163,6 +165,31 @@ class EngineClient:
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Streams one request, its n choices mixed. Closing the iterator early aborts it.
 
+        Args and errors as stream()'s.
+        """
+        batches = self.stream(
+            [prompt], params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                for delta in batch:
+                    yield delta
+
+    async def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[list[CompletionDelta], None]:
+        """Streams several prompts to one reader: all that has come since it last asked.
+
+        The choices of prompt i have the indices from i * params.n on. A reader that is slow gets
+        larger deltas, not more of them. Closing the iterator early aborts what still runs, and so
+        does the first failure.
+
         Args:
             request_id: for logs; the engine's own id is never a caller's.
             priority: lower runs first; only under the scheduling policy `priority`.
@@ -177,26 +204,26 @@ class EngineClient:
                 "priority needs a server with --scheduling-policy priority; leave it out",
                 "priority",
             )
-        ids = self._intake.prompt_ids(prompt, params)
+        several = [self._intake.prompt_ids(prompt, params) for prompt in prompts]
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
-        own_id = f"{next(self._counter)}-{request_id or 'request'}"
-        stream = _Stream(Choices(self.tokenizer, params), RequestTimes(len(ids), params))
-        self._streams[own_id] = stream
+        mailbox = Mailbox(len(several))
+        streams: dict[str, _Stream] = {}
         try:
-            self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
-            while True:
-                delta = await stream.deltas.get()
-                if isinstance(delta, JaxserveError):
-                    raise delta
-                yield delta
-                if stream.ended and stream.deltas.empty():
-                    return
+            for i, ids in enumerate(several):
+                own_id = f"{next(self._counter)}-{request_id or 'request'}"
+                choices = Choices(self.tokenizer, params, i * params.n)
+                streams[own_id] = _Stream(choices, RequestTimes(len(ids), params), mailbox)
+                self._streams[own_id] = streams[own_id]
+                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
+            while mailbox.more:
+                yield await mailbox.take()
         finally:
-            del self._streams[own_id]
-            if not stream.ended:
-                self._abort(own_id)
-                self._tell_rest(stream, "abort")
+            for own_id, stream in streams.items():
+                del self._streams[own_id]
+                if not stream.ended:
+                    self._abort(own_id)
+                    self._tell_rest(stream, "abort")
 
     async def ask(self, wish: messages.Wish, argument: str = "") -> bool:
         """Has the engine do what an operator wishes, between two steps.
@@ -270,28 +297,34 @@ class EngineClient:
 
     async def _read(self) -> None:
         """Turns the engine's news into deltas."""
+        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:
-            message = messages.decode_to_client(await self._from_engine.recv())
-            if isinstance(message, messages.Answer):
-                asked = self._asked.get(message.call_id)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
-                continue
-            assert isinstance(message, messages.Outputs)
-            self.stats = message.stats
-            self.listener.on_turn(message.stats)
-            for output in message.outputs:
-                stream = self._streams.get(output.request_id)
-                if stream is None or stream.ended:
+            news = [await self._from_engine.recv()]
+            # What else is there now comes in one turn, so that readers get it as one.
+            with contextlib.suppress(zmq.Again):
+                while len(news) < MOST_NEWS:
+                    news.append(inbox.recv(zmq.NOBLOCK))
+            for message in map(messages.decode_to_client, news):
+                if isinstance(message, messages.Answer):
+                    self._take_answer(message)
                     continue
-                try:
-                    self._deliver(output, stream)
-                except Exception as error:  # one request's text must not end all streams
-                    log.exception("request %s failed", output.request_id)
-                    self._end(stream, EngineError(f"its output could not be read: {error}"))
-                    self._abort(output.request_id)
+                assert isinstance(message, messages.Outputs)
+                self.stats = message.stats
+                self.listener.on_turn(message.stats)
+                for output in message.outputs:
+                    self._deliver(output)
+            # recv() doesn't wait while there is more; the readers must have their turn.
+            await asyncio.sleep(0)
 
-    def _deliver(self, output: messages.Output, stream: _Stream) -> None:
+    def _take_answer(self, answer: messages.Answer) -> None:
+        asked = self._asked.get(answer.call_id)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+
+    def _deliver(self, output: messages.Output) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None or stream.ended:
+            return
         if output.error is not None:
             self._end(stream, messages.as_error(output))
             return
@@ -299,14 +332,27 @@ class EngineClient:
             stream.times.queue_s = output.queue_s
         if output.token_ids and output.index in stream.choices.open:
             self._time_tokens(stream.times, output.index, len(output.token_ids))
-        if (delta := stream.choices.take(output)) is None:
+        try:
+            delta = stream.choices.take(output)
+        except Exception as error:  # one request's text must not end all streams
+            log.exception("request %s failed", output.request_id)
+            self._end(stream, EngineError(f"its output could not be read: {error}"))
+            self._abort(output.request_id)
             return
-        stream.deltas.put_nowait(delta)
+        if delta is None:
+            return
+        if delta.finish_reason == "abort":
+            self._tell_end(stream, output.index, "abort")
+            self._end(stream, EngineError("it was aborted"))
+            return
         if delta.finish_reason is not None:
-            stream.ended = not stream.choices.open
-            self._tell_end(stream, delta.index, delta.finish_reason)
+            self._tell_end(stream, output.index, delta.finish_reason)
+            if not stream.choices.open:
+                stream.ended = True
+                stream.mailbox.running -= 1
             if output.finish_reason is None:  # a stop string: the engine doesn't know yet
                 self._abort(output.request_id, output.index)
+        stream.mailbox.put(delta)
 
     async def _watch(self) -> None:
         """Fails everything pending at once when the process dies."""
@@ -325,7 +371,8 @@ class EngineClient:
 
     def _end(self, stream: _Stream, error: JaxserveError) -> None:
         stream.ended = True
-        stream.deltas.put_nowait(error)
+        stream.mailbox.running -= 1
+        stream.mailbox.fail(error)
         self._tell_rest(stream, "error")
 
     def _tell_rest(self, stream: _Stream, reason: EndReason) -> None:

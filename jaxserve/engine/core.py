@@ -255,6 +255,7 @@ class EngineCore:
                 outputs.append(self._fail(seq, NOTHING_TO_DRAW))
                 continue
             known = [logprobs[seq]] if seq in logprobs else None
+            first = seq.index == 0 and len(seq.output_token_ids) == 1
             outputs.append(
                 Output(
                     seq.request.request_id,
@@ -263,6 +264,7 @@ class EngineCore:
                     seq.stop_reason,
                     index=seq.index,
                     logprobs=known,
+                    cached_tokens=seq.num_cached_tokens if first else None,
                 )
             )
         return outputs

@@ -37,9 +37,14 @@ class _Collector:
 
     def output(self, request_id: str) -> RequestOutput:
         outputs = tuple(map(CompletionOutput.join, self.deltas))
-        prompt_logprobs = self.deltas[0][0].prompt_logprobs
+        first = self.deltas[0][0]
         return RequestOutput(
-            request_id, self.prompt, tuple(self.prompt_ids), outputs, prompt_logprobs
+            request_id,
+            self.prompt,
+            tuple(self.prompt_ids),
+            outputs,
+            first.prompt_logprobs,
+            first.cached_tokens or 0,
         )
 
 

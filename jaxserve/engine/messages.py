@@ -135,6 +135,8 @@ class Output(Message, frozen=True):
         logprobs: one entry a token id, if they were asked for.
         prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
         queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
+        cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
+            first choice.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -150,6 +152,7 @@ class Output(Message, frozen=True):
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_s: float | None = None
+    cached_tokens: int | None = None
 
 
 class Outputs(Message, frozen=True):

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.config import ServerConfig
-from jaxserve.server import chat, completions, health, models, operators
+from jaxserve.server import openapi
 from jaxserve.server.auth import OPEN_PATHS, auth_middleware
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.cors import allow_origin, preflight_middleware
 from jaxserve.server.errors import Handler, error_middleware
 from jaxserve.server.keys import Keys
+from jaxserve.server.operations import OPERATIONS, OPERATORS
 from jaxserve.server.records import add_request_id, record_middleware
 
 if TYPE_CHECKING:
@@ -38,23 +39,9 @@ def create_app(
     )
     app[SERVING] = Serving(client, config, keys or Keys())
     app.on_response_prepare.extend((add_request_id, allow_origin))
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat.create_chat_completion),
-            web.post("/v1/completions", completions.create_completion),
-            web.get("/v1/models", models.list_models),
-            web.get("/v1/models/{id:.+}", models.show_model),
-            web.get("/health", health.health),
-            web.get("/ping", health.health),
-            web.post("/ping", health.health),
-            web.get("/ready", health.ready),
-            web.get("/load", health.load),
-            web.get("/metrics", health.metrics),
-            web.get("/version", health.version),
-        ]
-    )
-    if config.enable_dev_endpoints:
-        app.add_routes(operators.ROUTES)
+    operations = OPERATIONS + (OPERATORS if config.enable_dev_endpoints else ())
+    app.add_routes([operation.route() for operation in operations])
+    app.add_routes(openapi.routes(operations, with_keys=bool(keys)))
     return app
 
 

@@ -19,6 +19,7 @@ from jaxserve.server.admission import Admission
 from jaxserve.server.errors import ApiError
 from jaxserve.server.keys import Keys
 from jaxserve.server.metrics import EngineMetrics, HttpMetrics
+from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
 from jaxserve.server.responses import new_id
 
 if TYPE_CHECKING:
@@ -55,6 +56,25 @@ class Serving:
         """Changes when the same request may give other tokens."""
         identity = f"{jaxserve.__version__}/{self.client.model_name}"
         return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+    @cached_property
+    def tool_parser(self) -> type[ToolParser] | None:
+        """Reads the model's calls of tools; None if it isn't known to make any."""
+        if self.config.tool_call_parser != "auto":
+            return TOOL_PARSERS.get(self.config.tool_call_parser)
+        mentions = self.client.tokenizer.template_mentions
+        return next((p for p in TOOL_PARSERS.values() if mentions(p.markers[0])), None)
+
+    @cached_property
+    def reasoning_parser(self) -> type[Think] | None:
+        """Reads the model's reasoning; None if it isn't known to reason."""
+        if self.config.reasoning_parser != "auto":
+            return REASONING_PARSERS.get(self.config.reasoning_parser)
+        return Think if self.client.tokenizer.template_mentions(Think.markers[1]) else None
+
+    def new_call_id(self) -> str:
+        """An id for a call of a tool, as the model's template wants it."""
+        return (self.tool_parser or ToolParser).new_call_id()
 
     def header(self, id_prefix: str) -> dict[str, Any]:
         """The fields that an answer, or each chunk of a streamed one, begins with."""

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -51,11 +52,13 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: a key or a certificate can't be read, or the address can't be bound.
+        ConfigError: a key, a certificate or the chat template can't be read, or the address can't
+            be bound.
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
     keys, tls = Keys.load(config), tls_context(config)
+    template = _read_template(config.chat_template)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
     with _bound_socket(config) as sock, _stop_on_signals() as stop:
@@ -66,6 +69,8 @@ async def serve(
             await asyncio.wait([starting])
             return
         client = starting.result()
+        if template is not None:
+            client.tokenizer.use_chat_template(template)
         app = create_app(client, config, keys)
         app[SERVING].watch()
         async with _listening(app, client, sock, tls) as site:
@@ -113,6 +118,13 @@ async def _listening(
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
         await client.close()
         await runner.cleanup()
+
+
+def _read_template(file: str | None) -> str | None:
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {file} can't be read: {error}") from None
 
 
 def _bound_socket(config: ServerConfig) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jaxserve.server.errors import Handler
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
+_FIELD_DOC = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n +.*)*)", re.MULTILINE)
 _PAGE = Path(__file__).with_name("docs.html")
 
 # What any operation may answer beside what it is for.
@@ -83,9 +85,14 @@ def describe(operations: Sequence[Operation], with_keys: bool) -> dict[str, Any]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     known = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
+    for schema in components.values():
+        _move_field_docs(schema, schema.get("description", ""))
     for operation in operations:
-        if operation.refused:
-            _add_refused(components[operation.body.__name__], operation.refused)
+        if operation.body is not None:
+            schema = components[operation.body.__name__]
+            for base in operation.body.__mro__[1:-1]:
+                _move_field_docs(schema, inspect.getdoc(base) or "", of_base=True)
+            _add_refused(schema, operation.refused or {})
         path = _PARAMETER.sub(r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _describe(operation, known)
     document: dict[str, Any] = {
@@ -112,7 +119,7 @@ def _describe(operation: Operation, schemas: Mapping[int, Any]) -> dict[str, Any
         if operation.body is not None or status not in _OF_BODIES:
             responses[status] = {"description": meaning, "content": error}
     described: dict[str, Any] = {
-        "operationId": operation.handler.__name__,  # type: ignore[attr-defined]
+        "operationId": re.sub(r"\W+", "_", f"{operation.method.lower()}{operation.path}"),
         "summary": operation.summary,
         "responses": responses,
     }
@@ -126,6 +133,17 @@ def _describe(operation: Operation, schemas: Mapping[int, Any]) -> dict[str, Any
         body = {"application/json": {"schema": schemas[id(operation.body)]}}
         described["requestBody"] = {"required": True, "content": body}
     return described
+
+
+def _move_field_docs(schema: dict[str, Any], doc: str, of_base: bool = False) -> None:
+    """Gives each field what the docstring's Args say of it, and the schema the rest."""
+    about, _, fields = doc.partition("Args:")
+    if about.strip() and not of_base:
+        schema["description"] = about.strip()
+    for names, text in _FIELD_DOC.findall(inspect.cleandoc(fields)):
+        for name in names.split(", "):
+            if name in schema.get("properties", {}):
+                schema["properties"][name].setdefault("description", " ".join(text.split()))
 
 
 def _add_refused(schema: dict[str, Any], refused: Mapping[str, Sequence[Any]]) -> None:

@@ -64,11 +64,3 @@ async def server_info(request: web.Request) -> web.Response:
         "ready": client.ready,
     }
     return web.Response(body=msgspec.json.encode(info), content_type="application/json")
-
-
-ROUTES = (
-    web.post("/reset_prefix_cache", reset_prefix_cache),
-    web.post("/start_profile", start_profile),
-    web.post("/stop_profile", stop_profile),
-    web.get("/server_info", server_info),
-)

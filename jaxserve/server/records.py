@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from jaxserve.server.context import SERVING
 from jaxserve.server.errors import Handler
+
+if TYPE_CHECKING:
+    from jaxserve.server.generation import TokenCount
 
 CLIENT_LEFT = 499  # nginx's status for a request whose client didn't wait
 ID_HEADER = "X-Request-Id"
@@ -35,14 +38,14 @@ class RequestRecord:
     Args:
         id: the client's own X-Request-Id if it is a good one.
         key_salt: of the API key, if each key's cached text is its own.
+        tokens: counted while it generates.
         body: what was sent, if prompts are logged.
     """
 
     id: str
     began: float = field(default_factory=time.monotonic)
     key_salt: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    tokens: TokenCount | None = None
     body: Any = None
 
     @classmethod
@@ -116,9 +119,13 @@ def _log(request: web.Request, record: RequestRecord, status: int, seconds: floa
         "ms": round(seconds * 1000, 1),
         "request_id": record.id,
         "remote": request.remote,
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
     }
+    if record.tokens is not None:
+        line |= {
+            "prompt_tokens": record.tokens.prompt,
+            "completion_tokens": record.tokens.completion,
+            "cached_tokens": record.tokens.cached,
+        }
     if record.body is not None:
         line["body"] = record.body
     access_log.info(json.dumps(line))

@@ -137,6 +137,40 @@ def server(
         shared.stop()
 
 
+# Knows tools and reasoning; renders everything it is given, so that tests can see it in a prompt.
+TEMPLATE = (
+    "{% for t in tools or [] %}<tool>{{ t.function | tojson }}{% endfor %}"
+    "{% for d in documents or [] %}<doc>{{ d.text }}{% endfor %}"
+    "{% if reasoning_effort %}<effort>{{ reasoning_effort }}{% endif %}"
+    "{% for m in messages %}{{ bos_token + m.role + ': ' }}"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% if deep %}<think>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of the tiny Llama, whose tokens are bytes, with a template of our own."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    shared = ServerProcess.launch(
+        str(tiny_llama),
+        *("--served-model-names", "tiny", "--chat-template", str(template)),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB"),
+        *("--scheduling-policy", "priority"),
+    )
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
+
+
 @pytest.fixture
 def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers that a test may kill."""

@@ -110,7 +110,7 @@ async def test_unknown_model_by_path(http: TestClient[Any, Any]) -> None:
         (CHAT, {"model": "m"}, "messages"),
         (TEXT, {"model": "m", "prompt": "x", "max_tokens": 0}, "max_tokens"),
         (TEXT, {"model": "m", "prompt": "x", "temperature": 3}, "temperature"),
-        (TEXT, {"model": "m", "prompt": "x", "echo": True}, "echo"),
+        (CHAT, {"model": "m", "messages": [], "echo": True}, "echo"),
         (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, "suffix"),
         (TEXT, {"model": "m", "prompt": ["x"] * 129}, "prompt"),
     ],

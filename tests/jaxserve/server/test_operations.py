@@ -231,3 +231,33 @@ async def test_tenants_and_a_full_queue(start_server: Callable[..., Any]) -> Non
         await settled(http)
     assert prompt.strip() in server.errors()
     assert "k1" not in server.errors()
+
+
+async def test_tokenize_and_back(server: Any, http: aiohttp.ClientSession) -> None:
+    async def post(path: str, **body: Any) -> Any:
+        async with http.post(path, json=body) as response:
+            return response.status, await response.json()
+
+    text = "Grüße, 世界! " * 300  # more than the context
+    status, made = await post("/tokenize", prompt=text, return_token_strs=True)
+    assert status == 200
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) > 1024
+    assert made["max_model_len"] == 1024
+    assert await post("/detokenize", tokens=made["tokens"]) == (200, {"prompt": text})
+
+    messages = [{"role": "user", "content": "Hello"}]
+    _, chat = await post("/tokenize", model=server.model, messages=messages)
+    answer = await post("/v1/chat/completions", model=server.model, messages=messages, max_tokens=1)
+    assert chat["count"] == answer[1]["usage"]["prompt_tokens"]
+    _, open_ended = await post("/tokenize", messages=messages, add_generation_prompt=False)
+    assert open_ended["count"] < chat["count"]
+    assert open_ended["tokens"] == chat["tokens"][: open_ended["count"]]
+
+    for path, body, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": messages}, "prompt"),
+        ("/tokenize", {"prompt": "x", "colour": 1}, "colour"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens"),
+    ):
+        status, refused = await post(path, **body)
+        assert (status, refused["error"]["param"]) == (400, param)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.config import ServerConfig
-from jaxserve.server import chat, completions, health, models
+from jaxserve.server import chat, completions, health, models, responses_api
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.errors import Handler, error_middleware
 
@@ -29,6 +29,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> web.Application:
         [
             web.post("/v1/chat/completions", chat.create_chat_completion),
             web.post("/v1/completions", completions.create_completion),
+            web.post("/v1/responses", responses_api.create_response),
             web.get("/v1/models", models.list_models),
             web.get("/v1/models/{id:.+}", models.show_model),
             web.get("/health", health.health),

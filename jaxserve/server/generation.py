@@ -13,8 +13,9 @@ from aiohttp import web
 
 from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta
+from jaxserve.server.errors import ApiError
 from jaxserve.server.responses import Usage
-from jaxserve.server.sse import EventStream
+from jaxserve.server.sse import DONE, EventStream, error_event
 
 # A longer body is tokenized in a thread (tokenizers lets go of the GIL): about 2 ms of work.
 INLINE_BODY_BYTES = 16_384
@@ -82,25 +83,31 @@ async def stream(
     request: web.Request,
     batches: Batches,
     to_events: Callable[[CompletionDelta], Iterable[bytes]],
-    usage_event: Callable[[Usage], bytes] | None,
+    last_events: Callable[[], Iterable[bytes]],
     count: TokenCount,
+    on_error: Callable[[ApiError], bytes] = error_event,
 ) -> web.StreamResponse:
-    """Sends each delta as the events it makes, then the usage if it is wanted.
+    """Sends each delta as the events it makes, then the last events.
 
     What has come while the reader was away is written at once. The response's headers wait for
     the first delta: whatever fails before has a status code.
     """
-    async with EventStream(request) as events, aclosing(batches):
+    async with EventStream(request, on_error) as events, aclosing(batches):
         async for batch in batches:
             written: list[bytes] = []
             for delta in batch:
                 count.add(delta)
                 written += to_events(delta)
             await events.write(b"".join(written))
-        if usage_event:
-            await events.write(usage_event(count.usage()))
-        await events.done()
+        await events.end(b"".join(last_events()))
     return events.response
+
+
+def closing_events(
+    usage_event: Callable[[Usage], bytes] | None, count: TokenCount
+) -> Callable[[], list[bytes]]:
+    """The last events of chats and completions: the usage if it is wanted, and [DONE]."""
+    return lambda: ([usage_event(count.usage())] if usage_event else []) + [DONE]
 
 
 def json_response(answer: msgspec.Struct) -> web.Response:

@@ -10,7 +10,7 @@ import pytest
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta, TokenLogprobs
 from jaxserve.sampling.params import StructuredOutputsParams
-from jaxserve.server.bodies import parse
+from jaxserve.server.bodies import parse, renaming
 from jaxserve.server.generation import best
 from jaxserve.server.messages import template_message
 from jaxserve.server.requests import (
@@ -195,7 +195,7 @@ def test_a_bad_limit_is_named_as_the_client_spelled_it() -> None:
         ({"max_completion_tokens": 4, "temperature": 9}, "temperature"),
     ):
         body = parse_chat(**fields)
-        with pytest.raises(InvalidRequestError) as raised, body.errors_in_its_words():
+        with pytest.raises(InvalidRequestError) as raised, renaming(body.names):
             body.to_sampling_params()
         assert raised.value.param == param
         assert str(raised.value).startswith(f"{param} must be")

@@ -12,8 +12,10 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,11 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.intake import Intake, Prompt
+from jaxserve.engine.listener import ChoiceTimes, EndReason, Listener, RequestTimes
 from jaxserve.engine.mailbox import Mailbox
 from jaxserve.errors import (
     EngineDeadError,
@@ -49,6 +51,7 @@ class _Stream:
     """One request between the engine's news and the reader."""
 
     choices: Choices
+    times: RequestTimes
     mailbox: Mailbox
     ended: bool = False
 
@@ -59,9 +62,7 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        tokenizer: Tokenizer,
         process: asyncio.subprocess.Process,
-        folder: Path,
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
@@ -70,16 +71,18 @@ class EngineClient:
         self.model_name = (
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
-        self.tokenizer = tokenizer
-        self._config, self._process, self._folder = config, process, folder
+        self.config, self._process = config, process
         self._to_engine, self._from_engine = to_engine, from_engine
         self._streams: dict[str, _Stream] = {}
         self._counter = itertools.count()
         self._dead = asyncio.Event()
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.compiles = 0
+        self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
+        self.listener = Listener()
+        self.tokenizer: Tokenizer
         self.ready: messages.Ready
+        self.stats: messages.EngineStats  # the last reading
         self._intake: Intake
 
     @classmethod
@@ -90,32 +93,38 @@ class EngineClient:
             ModelError: the model can't be had or served.
             EngineDeadError: the process ended without a word; its stderr says why.
         """
-        path = await asyncio.to_thread(checkpoints.pull, config.model)
         folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
-        addresses = [f"ipc://{folder}/{name}" for name in ("to-engine", "from-engine")]
         context = zmq.asyncio.Context.instance()
         to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         to_engine.set(zmq.SNDHWM, 0)
         from_engine.set(zmq.RCVHWM, 0)
-        to_engine.bind(addresses[0])
-        from_engine.bind(addresses[1])
+        for socket, address in zip(
+            (to_engine, from_engine), messages.addresses(folder), strict=True
+        ):
+            socket.bind(address)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jaxserve.engine.process", *addresses, str(os.getpid())
+            *(sys.executable, "-m", "jaxserve.engine.process", str(folder), str(os.getpid())),
+            start_new_session=True,  # so that it can be ended with all that it has started
         )
+        client = cls(config, process, to_engine, from_engine)
         try:
-            # The engine loads and compiles while we read the tokenizer.
-            hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
             # Not awaited: an engine that dies before it connects would never take it.
-            to_engine.send(messages.encode(hello))
-            tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            client = cls(config, tokenizer, process, folder, to_engine, from_engine)
-            await client._wait_ready()
+            to_engine.send(messages.encode(messages.Start(messages.PROTOCOL_VERSION, config)))
+            fetched = await client._hear()
+            assert isinstance(fetched, messages.Fetched)
+            # The engine loads and compiles while we read the tokenizer.
+            client.tokenizer = await asyncio.to_thread(load_tokenizer, Path(fetched.path))
+            ready = await client._hear()
+            assert isinstance(ready, messages.Ready)
+            client._begin(ready)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            client._kill()
             await process.wait()
-            _close_sockets(to_engine, from_engine, folder)
+            client._close_sockets()
             raise
+        finally:
+            # Both sockets are connected, or of no use any more: their names are needed no longer.
+            shutil.rmtree(folder, ignore_errors=True)
         return client
 
     @property
@@ -190,7 +199,7 @@ class EngineClient:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
             EngineError, EngineDeadError: afterwards.
         """
-        if priority and self._config.scheduling_policy != "priority":
+        if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 "priority needs a server with --scheduling-policy priority; leave it out",
                 "priority",
@@ -203,7 +212,8 @@ class EngineClient:
         try:
             for i, ids in enumerate(several):
                 own_id = f"{next(self._counter)}-{request_id or 'request'}"
-                streams[own_id] = _Stream(Choices(self.tokenizer, params, i * params.n), mailbox)
+                choices = Choices(self.tokenizer, params, i * params.n)
+                streams[own_id] = _Stream(choices, RequestTimes(len(ids), params), mailbox)
                 self._streams[own_id] = streams[own_id]
                 self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
             while mailbox.more:
@@ -213,6 +223,30 @@ class EngineClient:
                 del self._streams[own_id]
                 if not stream.ended:
                     self._abort(own_id)
+                    self._tell_rest(stream, "abort")
+
+    async def ask(self, wish: messages.Wish, argument: str = "") -> bool:
+        """Has the engine do what an operator wishes, between two steps.
+
+        Returns:
+            Whether it was done; False if it can't be now.
+
+        Raises:
+            EngineError: it failed.
+            EngineDeadError: the engine process has ended.
+        """
+        if not self.healthy:
+            raise EngineDeadError("the engine process has ended: restart the server")
+        call_id = next(self._counter)
+        self._asked[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(messages.Ask(call_id, wish, argument))
+            answer = await self._asked[call_id]
+        finally:
+            del self._asked[call_id]
+        if answer.error is not None:
+            raise EngineError(answer.error)
+        return answer.done
 
     async def close(self) -> None:
         """Ends the engine process and frees what belongs to it."""
@@ -222,14 +256,20 @@ class EngineClient:
             try:
                 await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
             except TimeoutError:
-                self._process.kill()
+                self._kill()
                 await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        _close_sockets(self._to_engine, self._from_engine, self._folder)
+        self._close_sockets()
 
-    async def _wait_ready(self) -> None:
+    async def _hear(self) -> messages.ToClient:
+        """The engine's next message while it starts.
+
+        Raises:
+            ModelError: it says that it can't.
+            EngineDeadError: it ended.
+        """
         receive = asyncio.ensure_future(self._from_engine.recv())
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -246,13 +286,12 @@ class EngineClient:
         answer = messages.decode_to_client(receive.result())
         if isinstance(answer, messages.Failed):
             raise ModelError(answer.message)
-        assert isinstance(answer, messages.Ready)
-        self.ready = answer
+        return answer
+
+    def _begin(self, ready: messages.Ready) -> None:
+        self.ready, self.stats = ready, ready.stats
         self._intake = Intake(
-            self.tokenizer,
-            answer.max_model_len,
-            answer.vocab_size,
-            random.Random(self._config.seed),
+            self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
         )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
@@ -266,12 +305,21 @@ class EngineClient:
                 while len(news) < MOST_NEWS:
                     news.append(inbox.recv(zmq.NOBLOCK))
             for message in map(messages.decode_to_client, news):
+                if isinstance(message, messages.Answer):
+                    self._take_answer(message)
+                    continue
                 assert isinstance(message, messages.Outputs)
-                self.compiles = message.compiles
+                self.stats = message.stats
+                self.listener.on_turn(message.stats)
                 for output in message.outputs:
                     self._deliver(output)
             # recv() doesn't wait while there is more; the readers must have their turn.
             await asyncio.sleep(0)
+
+    def _take_answer(self, answer: messages.Answer) -> None:
+        asked = self._asked.get(answer.call_id)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
 
     def _deliver(self, output: messages.Output) -> None:
         stream = self._streams.get(output.request_id)
@@ -280,6 +328,10 @@ class EngineClient:
         if output.error is not None:
             self._end(stream, messages.as_error(output))
             return
+        if output.queue_s is not None:
+            stream.times.queue_s = output.queue_s
+        if output.token_ids and output.index in stream.choices.open:
+            self._time_tokens(stream.times, output.index, len(output.token_ids))
         try:
             delta = stream.choices.take(output)
         except Exception as error:  # one request's text must not end all streams
@@ -290,9 +342,11 @@ class EngineClient:
         if delta is None:
             return
         if delta.finish_reason == "abort":
+            self._tell_end(stream, output.index, "abort")
             self._end(stream, EngineError("it was aborted"))
             return
         if delta.finish_reason is not None:
+            self._tell_end(stream, output.index, delta.finish_reason)
             if not stream.choices.open:
                 stream.ended = True
                 stream.mailbox.running -= 1
@@ -311,12 +365,34 @@ class EngineClient:
         for stream in self._streams.values():
             if not stream.ended:
                 self._end(stream, error)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
 
-    @staticmethod
-    def _end(stream: _Stream, error: JaxserveError) -> None:
+    def _end(self, stream: _Stream, error: JaxserveError) -> None:
         stream.ended = True
         stream.mailbox.running -= 1
         stream.mailbox.fail(error)
+        self._tell_rest(stream, "error")
+
+    def _tell_rest(self, stream: _Stream, reason: EndReason) -> None:
+        for index in stream.choices.open:
+            self._tell_end(stream, index, reason)
+
+    def _tell_end(self, stream: _Stream, index: int, reason: EndReason) -> None:
+        stream.times.ended += 1
+        self.listener.on_end(stream.times, index, reason)
+
+    def _time_tokens(self, times: RequestTimes, index: int, tokens: int) -> None:
+        now = time.monotonic()
+        choice = times.choices.get(index)
+        if choice is None:
+            times.choices[index] = ChoiceTimes(now, now, tokens)
+            self.listener.on_first(times, now - times.arrived, tokens)
+            return
+        self.listener.on_next(now - choice.last, tokens)
+        choice.last = now
+        choice.tokens += tokens
 
     def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:
@@ -326,10 +402,11 @@ class EngineClient:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
         self._to_engine.send(messages.encode(message))
 
+    def _kill(self) -> None:
+        """Ends the engine process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-def _close_sockets(
-    to_engine: zmq.asyncio.Socket, from_engine: zmq.asyncio.Socket, folder: Path
-) -> None:
-    to_engine.close(linger=0)
-    from_engine.close(linger=0)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _close_sockets(self) -> None:
+        self._to_engine.close(linger=0)
+        self._from_engine.close(linger=0)

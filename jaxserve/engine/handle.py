@@ -57,6 +57,11 @@ class StepHandle:
                 for array in logprobs:
                     array.copy_to_host_async()
 
+    @property
+    def ready(self) -> bool:
+        """Whether wait() would return at once."""
+        return bool(self.output.ids.is_ready())  # type: ignore[attr-defined]
+
     def wait(self) -> list[int]:
         """One sampled id a row of the plan, once the device has them; -1 where it failed."""
         return np.asarray(self.output.ids)[: self.rows].tolist()

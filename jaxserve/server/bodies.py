@@ -11,7 +11,9 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.context import SERVING
 from jaxserve.server.errors import ApiError
+from jaxserve.server.records import RECORD
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -41,6 +43,8 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    if request.app[SERVING].config.log_prompts:
+        request[RECORD].body = body
     return body
 
 

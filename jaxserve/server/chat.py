@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.server import generation
 from jaxserve.server.answers import AnswerParser
@@ -42,15 +41,11 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving.check_model(body.model)
     body.check()
     with renaming(body.names):
-        params = body.to_sampling_params()
-        if params.n > serving.config.max_choices:
-            raise InvalidRequestError(
-                f"n is {params.n}; this server takes at most {serving.config.max_choices}", "n"
-            )
+        params = serving.check_limits(body.to_sampling_params())
         prompt = await generation.off_loop(request, render, serving, body, params)
     if prompt.shows_special_tokens:
         params = replace(params, skip_special_tokens=False)
-    batches = serving.client.stream([prompt.ids], params, **body.scheduling())
+    batches = generation.submit(serving, [prompt.ids], params, **body.scheduling())
     count = TokenCount(len(prompt.ids))
     writer = _Writer(serving, body, prompt)
     if body.stream:

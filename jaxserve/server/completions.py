@@ -27,9 +27,9 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), CompletionRequest, COMPLETION_UNSUPPORTED)
     serving.check_model(body.model)
     body.check()
-    params = body.to_sampling_params()
+    params = serving.check_limits(body.to_sampling_params())
     prompts = await generation.off_loop(request, tokenize, serving, body, params)
-    batches = serving.client.stream(prompts, params, **body.scheduling())
+    batches = generation.submit(serving, prompts, params, **body.scheduling())
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))

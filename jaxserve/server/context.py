@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 import jaxserve
 from jaxserve.config import ServerConfig
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.admission import Admission
 from jaxserve.server.errors import ApiError
+from jaxserve.server.keys import Keys
+from jaxserve.server.metrics import EngineMetrics, HttpMetrics
 from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
 from jaxserve.server.responses import new_id
 
@@ -27,8 +32,19 @@ class Serving:
 
     client: EngineClient
     config: ServerConfig
+    keys: Keys = field(default_factory=Keys)
     admission: Admission = field(default_factory=Admission)
     created: int = field(default_factory=lambda: int(time.time()))
+    http: HttpMetrics = field(default_factory=HttpMetrics)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def watch(self) -> None:
+        """Begins to keep figures of the process, of HTTP and of the engine, for /metrics."""
+        metrics = EngineMetrics(self.client, self.config.metrics_prefix, self.names[0])
+        self.client.listener = metrics
+        for collector in (metrics, self.http):
+            self.registry.register(collector)
+        ProcessCollector(registry=self.registry)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -68,6 +84,28 @@ class Serving:
             "model": self.names[0],
             "system_fingerprint": self.fingerprint,
         }
+
+    def check_limits(self, params: SamplingParams) -> SamplingParams:
+        """The params, with max_tokens filled in where this server limits it.
+
+        Raises:
+            InvalidRequestError: they ask for more than this server gives in one request.
+        """
+        config = self.config
+        for name, asked, most in (
+            ("n", params.n, config.max_choices),
+            ("logprobs", params.logprobs or 0, config.max_logprobs),
+            ("prompt_logprobs", params.prompt_logprobs or 0, config.max_logprobs),
+            ("stop", len(params.stop), config.max_stop_strings),
+            ("max_tokens", params.max_tokens or 0, config.max_output_tokens),
+        ):
+            if most is not None and asked > most:
+                raise InvalidRequestError(
+                    f"{name}: this server takes at most {most}; the request had {asked}", name
+                )
+        if params.max_tokens is None and config.max_output_tokens is not None:
+            return replace(params, max_tokens=config.max_output_tokens)
+        return params
 
     def check_model(self, name: str) -> None:
         if name not in self.names:

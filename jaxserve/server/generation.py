@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.errors import ApiError
+from jaxserve.server.records import current
 from jaxserve.server.responses import Usage
 from jaxserve.server.sse import DONE, EventStream, error_event
+
+if TYPE_CHECKING:
+    from jaxserve.server.context import Serving
 
 # A longer body is tokenized in a thread (tokenizers lets go of the GIL): about 2 ms of work.
 INLINE_BODY_BYTES = 16_384
@@ -52,9 +57,28 @@ class TokenCount:
         return Usage.of(self.prompt, self.completion, self.cached)
 
 
+def submit(
+    serving: Serving,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> Batches:
+    """Starts generating, on behalf of the HTTP request that this task serves."""
+    record = current()
+    return serving.client.stream(
+        prompts,
+        params,
+        request_id=record.id,
+        priority=priority,
+        cache_salt=record.salt(cache_salt),
+    )
+
+
 async def gather(batches: Batches, num_choices: int, count: TokenCount) -> list[CompletionDelta]:
     """Waits for the whole of every choice."""
     pieces: list[list[CompletionDelta]] = [[] for _ in range(num_choices)]
+    current().tokens = count
     async with aclosing(batches):
         async for batch in batches:
             for delta in batch:
@@ -92,6 +116,7 @@ async def stream(
     What has come while the reader was away is written at once. The response's headers wait for
     the first delta: whatever fails before has a status code.
     """
+    current().tokens = count
     async with EventStream(request, on_error) as events, aclosing(batches):
         async for batch in batches:
             written: list[bytes] = []

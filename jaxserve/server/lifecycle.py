@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,6 +20,8 @@ from jaxserve.engine.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.keys import Keys
+from jaxserve.server.tls import tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +52,12 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: the address can't be bound, or the chat template not read.
+        ConfigError: a key, a certificate or the chat template can't be read, or the address can't
+            be bound.
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
+    keys, tls = Keys.load(config), tls_context(config)
     template = _read_template(config.chat_template)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
@@ -66,9 +71,10 @@ async def serve(
         client = starting.result()
         if template is not None:
             client.tokenizer.use_chat_template(template)
-        app = create_app(client, config)
-        async with _listening(app, client, sock) as site:
-            announce(_url(sock), app[SERVING].names[0], time.monotonic() - begin)
+        app = create_app(client, config, keys)
+        app[SERVING].watch()
+        async with _listening(app, client, sock, tls) as site:
+            announce(_url(sock, tls), app[SERVING].names[0], time.monotonic() - begin)
             died = await _until_stopped(app[SERVING], site, stop)
         if died:
             raise EngineDeadError("the engine process died; its own messages are above")
@@ -92,18 +98,21 @@ async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bo
 
 @asynccontextmanager
 async def _listening(
-    app: web.Application, client: EngineClient, sock: socket.socket
+    app: web.Application,
+    client: EngineClient,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
 ) -> AsyncIterator[web.BaseSite]:
     runner = web.AppRunner(
         app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
     )
     try:
         await runner.setup()
-        site = web.SockSite(runner, sock, backlog=BACKLOG)
+        site = web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(f"can't listen on {_url(sock)}: {error.strerror}") from None
+            raise ConfigError(f"can't listen on {_url(sock, tls)}: {error.strerror}") from None
         yield site
     finally:
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
@@ -138,9 +147,10 @@ def _bound_socket(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def _url(sock: socket.socket) -> str:
+def _url(sock: socket.socket, tls: ssl.SSLContext | None) -> str:
+    scheme = "http" if tls is None else "https"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextmanager

@@ -42,6 +42,20 @@ def render(serving: Serving, body: ChatCompletionRequest, params: SamplingParams
         InvalidRequestError: a message is malformed or unsupported, the template refuses them or
             knows nothing of what it is given, or the prompt is too long.
     """
+    return conversation(body).render(
+        serving,
+        params,
+        bool(body.add_special_tokens),
+        body.include_reasoning is not False,
+    )
+
+
+def conversation(body: ChatCompletionRequest) -> Conversation:
+    """What the chat template is given.
+
+    Raises:
+        InvalidRequestError: a message is malformed or unsupported, or fields contradict each other.
+    """
     messages = [template_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
     extra = body.chat_template_kwargs or {}
     if taken := TEMPLATE_ARGUMENTS & extra.keys():
@@ -49,19 +63,18 @@ def render(serving: Serving, body: ChatCompletionRequest, params: SamplingParams
             f"chat_template_kwargs may not set {', '.join(sorted(taken))}", "chat_template_kwargs"
         )
     fields = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
-    prompt = Conversation(messages, body.tool_use(), extra, fields)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
             "continue_final_message and add_generation_prompt contradict each other: send one",
             "continue_final_message",
         )
-    return prompt.render(
-        serving,
-        params,
+    return Conversation(
+        messages,
+        body.tool_use(),
+        extra,
+        fields,
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
-        bool(body.add_special_tokens),
-        body.include_reasoning is not False,
     )
 
 
@@ -73,35 +86,38 @@ class Conversation:
         messages: in the template's form.
         extra: arguments of the template by the names that the client gave.
         fields: arguments that are fields of the request; None where it has none.
+        continue_final: the answer goes on from the last message's text.
     """
 
     messages: Sequence[dict[str, Any]]
     tools: ToolUse
     extra: dict[str, Any]
     fields: dict[str, Any]
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+
+    def text(self, serving: Serving) -> str:
+        """As the model reads it."""
+        if not self.messages:
+            raise InvalidRequestError("messages must not be empty", "messages")
+        self._check_template(serving)
+        given = {name: value for name, value in self.fields.items() if value is not None}
+        text = serving.client.tokenizer.apply_chat_template(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final,
+            tools=self.tools.for_template(),
+            **given | self.extra,
+        )
+        return _cut_after(text, self.messages[-1]["content"]) if self.continue_final else text
 
     def render(
         self,
         serving: Serving,
         params: SamplingParams,
-        add_generation_prompt: bool = True,
-        continue_final: bool = False,
         add_special_tokens: bool = False,
         show_reasoning: bool = True,
     ) -> ChatPrompt:
-        if not self.messages:
-            raise InvalidRequestError("messages must not be empty", "messages")
-        self._check_template(serving)
-        tokenizer = serving.client.tokenizer
-        given = {name: value for name, value in self.fields.items() if value is not None}
-        text = tokenizer.apply_chat_template(
-            self.messages,
-            add_generation_prompt=add_generation_prompt and not continue_final,
-            tools=self.tools.for_template(),
-            **given | self.extra,
-        )
-        if continue_final:
-            text = _cut_after(text, self.messages[-1]["content"])
+        text, tokenizer = self.text(serving), serving.client.tokenizer
         # The template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         think, before = serving.reasoning_parser, text

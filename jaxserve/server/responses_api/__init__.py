@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.server.responses_api.handler import create_response
+from jaxserve.server.responses_api.request import UNSUPPORTED, ResponsesRequest
+from jaxserve.server.responses_api.wire import Response
 
-__all__ = ["create_response"]
+__all__ = ["UNSUPPORTED", "Response", "ResponsesRequest", "create_response"]

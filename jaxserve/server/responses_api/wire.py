@@ -23,25 +23,22 @@ class ReasoningText(msgspec.Struct, kw_only=True):
     text: str = ""
 
 
-class MessageItem(msgspec.Struct, kw_only=True):
+class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: str = "message"
     status: Status = "in_progress"
     role: str = "assistant"
     content: list[OutputText] = []
 
 
-class ReasoningItem(msgspec.Struct, kw_only=True):
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
-    type: str = "reasoning"
     status: Status = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
 
 
-class CallItem(msgspec.Struct, kw_only=True):
+class CallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
-    type: str = "function_call"
     status: Status = "in_progress"
     call_id: str
     name: str

@@ -125,9 +125,13 @@ def _too_slow(*_: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
+def server(
+    small_engine: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """One server that tests share; they leave it as they found it."""
-    shared = ServerProcess.launch(*small_engine)
+    profiles = str(tmp_path_factory.mktemp("profiles"))
+    operators = ("--enable-dev-endpoints", "--profile-dir", profiles)
+    shared = ServerProcess.launch(*small_engine, *operators)
     try:
         shared.wait_ready()
         yield shared

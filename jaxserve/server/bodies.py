@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,6 +71,24 @@ def parse(
         return msgspec.convert(known, into)
     except msgspec.ValidationError as error:
         raise _explain(str(error), where) from None
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Renames fields in InvalidRequestErrors as the request spells them.
+
+    Args:
+        names: what the engine calls it, and what the request does.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param is None or (name := names.get(error.param)) is None:
+            raise
+        message = str(error)
+        if error.param != "prompt":  # "the prompt" isn't meant as a field
+            message = re.sub(rf"\b{error.param}\b", name, message, count=1)
+        raise InvalidRequestError(message, name) from None
 
 
 def _refuse(

@@ -12,7 +12,7 @@ from aiohttp import web
 from jaxserve.outputs import CompletionDelta
 from jaxserve.server import generation
 from jaxserve.server.answers import AnswerParser
-from jaxserve.server.bodies import parse, read_json
+from jaxserve.server.bodies import parse, read_json, renaming
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.generation import TokenCount
 from jaxserve.server.logprobs import LogprobsWriter
@@ -40,17 +40,18 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), ChatCompletionRequest, CHAT_UNSUPPORTED)
     serving.check_model(body.model)
     body.check()
-    with body.errors_in_its_words():
+    with renaming(body.names):
         params = serving.check_limits(body.to_sampling_params())
         prompt = await generation.off_loop(request, render, serving, body, params)
     if prompt.shows_special_tokens:
         params = replace(params, skip_special_tokens=False)
-    batches = generation.submit(serving, [prompt.ids], params, body)
+    batches = generation.submit(serving, [prompt.ids], params, **body.scheduling())
     count = TokenCount(len(prompt.ids))
     writer = _Writer(serving, body, prompt)
     if body.stream:
         usage_event = writer.usage_event if body.include_usage else None
-        return await generation.stream(request, batches, writer.events, usage_event, count)
+        last = generation.closing_events(usage_event, count)
+        return await generation.stream(request, batches, writer.events, last, count)
     outputs = await generation.gather(batches, params.n, count)
     answer = ChatCompletion(
         **serving.header("chatcmpl"),

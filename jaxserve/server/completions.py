@@ -29,7 +29,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body.check()
     params = serving.check_limits(body.to_sampling_params())
     prompts = await generation.off_loop(request, tokenize, serving, body, params)
-    batches = generation.submit(serving, prompts, params, body)
+    batches = generation.submit(serving, prompts, params, **body.scheduling())
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))
@@ -37,7 +37,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     if body.stream:
         chunks = _Chunks(serving, body, choices)
         usage_event = chunks.of_usage if body.include_usage else None
-        return await generation.stream(request, batches, chunks.of_delta, usage_event, count)
+        last = generation.closing_events(usage_event, count)
+        return await generation.stream(request, batches, chunks.of_delta, last, count)
     outputs = await generation.gather(batches, len(prompts) * params.n, count)
     if params.n > body.returned:
         outputs = generation.best(outputs, params.n, body.returned)

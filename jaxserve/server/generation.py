@@ -14,13 +14,13 @@ from aiohttp import web
 from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.errors import ApiError
 from jaxserve.server.records import current
 from jaxserve.server.responses import Usage
-from jaxserve.server.sse import EventStream
+from jaxserve.server.sse import DONE, EventStream, error_event
 
 if TYPE_CHECKING:
     from jaxserve.server.context import Serving
-    from jaxserve.server.requests import GenerationRequest
 
 # A longer body is tokenized in a thread (tokenizers lets go of the GIL): about 2 ms of work.
 INLINE_BODY_BYTES = 16_384
@@ -58,16 +58,20 @@ class TokenCount:
 
 
 def submit(
-    serving: Serving, prompts: Sequence[list[int]], params: SamplingParams, body: GenerationRequest
+    serving: Serving,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    priority: int = 0,
+    cache_salt: str | None = None,
 ) -> Batches:
     """Starts generating, on behalf of the HTTP request that this task serves."""
-    record, asked = current(), body.scheduling()
+    record = current()
     return serving.client.stream(
         prompts,
         params,
         request_id=record.id,
-        priority=asked["priority"],
-        cache_salt=record.salt(asked["cache_salt"]),
+        priority=priority,
+        cache_salt=record.salt(cache_salt),
     )
 
 
@@ -103,26 +107,32 @@ async def stream(
     request: web.Request,
     batches: Batches,
     to_events: Callable[[CompletionDelta], Iterable[bytes]],
-    usage_event: Callable[[Usage], bytes] | None,
+    last_events: Callable[[], Iterable[bytes]],
     count: TokenCount,
+    on_error: Callable[[ApiError], bytes] = error_event,
 ) -> web.StreamResponse:
-    """Sends each delta as the events it makes, then the usage if it is wanted.
+    """Sends each delta as the events it makes, then the last events.
 
     What has come while the reader was away is written at once. The response's headers wait for
     the first delta: whatever fails before has a status code.
     """
     current().tokens = count
-    async with EventStream(request) as events, aclosing(batches):
+    async with EventStream(request, on_error) as events, aclosing(batches):
         async for batch in batches:
             written: list[bytes] = []
             for delta in batch:
                 count.add(delta)
                 written += to_events(delta)
             await events.write(b"".join(written))
-        if usage_event:
-            await events.write(usage_event(count.usage()))
-        await events.done()
+        await events.end(b"".join(last_events()))
     return events.response
+
+
+def closing_events(
+    usage_event: Callable[[Usage], bytes] | None, count: TokenCount
+) -> Callable[[], list[bytes]]:
+    """The last events of chats and completions: the usage if it is wanted, and [DONE]."""
+    return lambda: ([usage_event(count.usage())] if usage_event else []) + [DONE]
 
 
 def json_response(answer: msgspec.Struct) -> web.Response:

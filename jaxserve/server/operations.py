@@ -12,6 +12,7 @@ from jaxserve.server import (
     operators,
     requests,
     responses,
+    responses_api,
     tokens,
 )
 from jaxserve.server.openapi import Operation
@@ -32,6 +33,14 @@ OPERATIONS = (
         requests.CompletionRequest,
         event=responses.TextCompletion,
         refused=requests.COMPLETION_UNSUPPORTED,
+    ),
+    Operation(
+        *("POST", "/v1/responses", responses_api.create_response),
+        "Answers a conversation; stores nothing.",
+        responses_api.Response,
+        responses_api.ResponsesRequest,
+        event=dict[str, Any],
+        refused=responses_api.UNSUPPORTED,
     ),
     Operation(
         *("GET", "/v1/models", models.list_models),

@@ -12,6 +12,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.answers import AnswerParts
 from jaxserve.server.context import Serving
 from jaxserve.server.messages import template_message
+from jaxserve.server.parsers import Think
 from jaxserve.server.requests import ChatCompletionRequest
 from jaxserve.server.tools import ToolUse
 
@@ -116,14 +117,16 @@ class Conversation:
         add_special_tokens: bool = False,
         show_reasoning: bool = True,
     ) -> ChatPrompt:
-        tokenizer, text = serving.client.tokenizer, self.text(serving)
+        text, tokenizer = self.text(serving), serving.client.tokenizer
         # The template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        # A grammar begins with the answer, which leaves no room for reasoning.
-        think = None if params.structured_outputs else serving.reasoning_parser
+        think, before = serving.reasoning_parser, text
+        if think and params.structured_outputs:
+            # A grammar knows nothing of a prompt's open tag: what it allows begins with the answer.
+            think, before = Think, ""
         calls = self.tools.parser(serving.tool_parser)
         parts = AnswerParts(
-            partial(think, text) if think else None,
+            partial(think, before) if think else None,
             calls,
             show_reasoning,
             self.tools.parallel,

@@ -6,8 +6,6 @@ A field is in a struct (honoured), or in an UNSUPPORTED table with the values th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +13,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.server.bodies import renaming
 from jaxserve.server.tools import NamedChoice, Tool, ToolUse
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -259,22 +258,14 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
-        with _logprobs_called("top_logprobs"):
+        with renaming({"logprobs": "top_logprobs"}):
             return self.sampling_params(self.max_tokens if limit is None else limit, top)
 
-    @contextmanager
-    def errors_in_its_words(self) -> Iterator[None]:
-        """Renames in InvalidRequestErrors what a chat spells otherwise than the engine."""
-        try:
-            yield
-        except InvalidRequestError as error:
-            message, param = str(error), error.param
-            if param == "prompt":
-                param = "messages"
-            elif param == "max_tokens" and self.max_completion_tokens is not None:
-                param = "max_completion_tokens"
-                message = message.replace("max_tokens", param)
-            raise InvalidRequestError(message, param) from None
+    @property
+    def names(self) -> dict[str, str]:
+        """What the engine calls otherwise."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit}
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
@@ -337,23 +328,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
         # The best are told by the logprobs of their tokens.
         params = self.sampling_params(limit, self.logprobs or 0)
-        try:
+        with renaming({"n": "best_of"}):
             return replace(params, n=self.best_of)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(
-                str(error).replace("n must", "best_of must"), "best_of"
-            ) from None
-
-
-@contextmanager
-def _logprobs_called(name: str) -> Iterator[None]:
-    """Renames `logprobs` in InvalidRequestErrors as the request spells it."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        if error.param != "logprobs":
-            raise
-        raise InvalidRequestError(str(error).replace("logprobs", name, 1), name) from None
 
 
 # Values that ask for nothing; null always does.

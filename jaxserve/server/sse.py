@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -16,16 +17,16 @@ _HEADERS = {
     # nginx would hold events back otherwise.
     "X-Accel-Buffering": "no",
 }
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def event(message: msgspec.Struct) -> bytes:
+def event(message: msgspec.Struct | dict[str, Any]) -> bytes:
     """The event that holds a message."""
     return b"data: %b\n\n" % _encode(message)
 
 
-def named_event(name: str, message: msgspec.Struct) -> bytes:
+def named_event(name: str, message: msgspec.Struct | dict[str, Any]) -> bytes:
     """The same with a name, as the responses API has them."""
     return b"event: %b\n%b" % (name.encode(), event(message))
 
@@ -55,8 +56,8 @@ class EventStream:
     """A response that is sent event by event.
 
     As a context manager it decides what becomes of an exception: before the first event it goes
-    on, so that the client gets a status code; after it, the client gets an error event and the
-    stream ends without [DONE].
+    on, so that the client gets a status code; after it, the client gets an error event, and the
+    stream ends there.
 
     Args:
         on_error: makes that event.
@@ -77,8 +78,9 @@ class EventStream:
             await self.response.prepare(self._request)
         await self.response.write(events)
 
-    async def done(self) -> None:
-        await self.write(_DONE)
+    async def end(self, events: bytes = b"") -> None:
+        """Writes the last events."""
+        await self.write(events)
         await self.response.write_eof()
 
     async def __aenter__(self) -> EventStream:
@@ -94,6 +96,5 @@ class EventStream:
             return False  # No error, or nobody there to be told.
         if not self.response.prepared:
             return False
-        await self.write(self._on_error(as_api_error(error)))
-        await self.response.write_eof()
+        await self.end(self._on_error(as_api_error(error)))
         return True

@@ -15,6 +15,10 @@ from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.server.parsers import NamedCall, RequiredCalls, ToolParser
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# llguidance's own key in a schema: a model that is forced to call can't run on in white space.
+_COMPACT = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+}
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +37,11 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def schema(self) -> dict[str, Any]:
         return self.parameters or {"type": "object", "properties": {}}
+
+    @property
+    def compact_schema(self) -> dict[str, Any]:
+        """The same for the grammar of a forced call."""
+        return self.schema | _COMPACT
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +137,7 @@ class ToolUse:
         if self.mode != "required":
             return None
         if self.named is not None:
-            (schema,) = (f.schema for f in self.functions if f.name == self.named)
+            (schema,) = (f.compact_schema for f in self.functions if f.name == self.named)
             return StructuredOutputsParams(json=schema)
         return StructuredOutputsParams(grammar=_calls_grammar(self.functions, self.parallel))
 
@@ -157,5 +166,5 @@ def _calls_grammar(functions: Sequence[Function], parallel: bool) -> str:
     for i, function in zip(calls, functions, strict=True):
         begin = json.dumps(f'{{"name": "{function.name}", "parameters": ')
         lines.append(f'call_{i}: {begin} arguments_{i} "}}"')
-        lines.append(f"arguments_{i}: %json {json.dumps(function.schema)}")
+        lines.append(f"arguments_{i}: %json {json.dumps(function.compact_schema)}")
     return "\n".join(lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,11 +157,16 @@ TEMPLATE = (
 def tiny_server(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of the tiny Llama, whose tokens are bytes, with a template of our own."""
-    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    """A server of the tiny Llama, whose tokens are bytes, with a template of our own and a
+    context of 1,024 tokens."""
+    folder = tmp_path_factory.mktemp("tiny") / "tiny_llama"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    template = folder / "other.jinja"
     template.write_text(TEMPLATE)
     shared = ServerProcess.launch(
-        str(tiny_llama),
+        str(folder),
         *("--served-model-names", "tiny", "--chat-template", str(template)),
         *("--max-num-seqs", "8", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB"),
         *("--scheduling-policy", "priority"),

@@ -18,7 +18,7 @@ from jaxserve.errors import (
     OverloadedError,
 )
 from jaxserve.server.errors import error_middleware
-from jaxserve.server.sse import EventStream, TextEvent, event, named_event
+from jaxserve.server.sse import DONE, EventStream, TextEvent, event, named_event
 
 
 class Note(msgspec.Struct):
@@ -47,7 +47,7 @@ async def test_events_and_done() -> None:
     async def sender(events: EventStream) -> None:
         await events.write(event(Note("a\nb")) + event(Note("ü")))
         await events.write(b"")
-        await events.done()
+        await events.end(DONE)
 
     status, headers, body = await fetch(sender)
     assert status == 200

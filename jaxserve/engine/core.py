@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
 from jaxserve.config import EngineConfig
@@ -20,8 +21,9 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.paged_cache import allocate
 from jaxserve.engine.runner import Runner
 from jaxserve.engine.sampling_state import SamplingRequest
+from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import StepProgram, StepState
+from jaxserve.engine.step import StepPrograms, StepState
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
@@ -88,11 +90,15 @@ class EngineCore:
         tables = SamplingTables.allocate(rows, self._vocab)
         state = StepState(pages, jnp.zeros(rows, jnp.int32), tables)
         self._guard = CompileGuard(config.forbid_compile)
-        program = StepProgram(model.graphdef, model.structure, width, self._vocab)
-        steps = program.compile_all(table.all, model.leaves, state, progress)
+        on_cpu = jax.default_backend() == "cpu"
+        sizes = CPU_SEGMENT_LAYERS if on_cpu else range(len(pages), len(pages) + 1)
+        parts = ModelParts.split(model, sizes)
+        steps = StepPrograms(parts, width, self._vocab).compile_all(table.all, state, progress)
         slots = SlotTable(limits.max_num_seqs, width)
-        self._runner = Runner(steps, table, model.leaves, state, slots, config.block_size)
-        self._runner.warm_up()
+        params = parts.distribute(model.leaves)
+        self._runner = Runner(steps, table, params, state, slots, config.block_size)
+        # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
+        self._runner.warm_up((table.decode[0], table.mixed[0]) if on_cpu else table.all)
         self._scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=limits.num_blocks,

@@ -183,6 +183,7 @@ class EngineClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        pool: bool = False,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
         """Streams several prompts to one reader: all that has come since it last asked.
 
@@ -194,6 +195,7 @@ class EngineClient:
             request_id: for logs; the engine's own id is never a caller's.
             priority: lower runs first; only under the scheduling policy `priority`.
             cache_salt: only requests with the same salt share cached text.
+            pool: give the prompts' embeddings; params.max_tokens must be 1.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
@@ -215,7 +217,7 @@ class EngineClient:
                 choices = Choices(self.tokenizer, params, i * params.n)
                 streams[own_id] = _Stream(choices, RequestTimes(len(ids), params), mailbox)
                 self._streams[own_id] = streams[own_id]
-                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
+                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt, pool))
             while mailbox.more:
                 yield await mailbox.take()
         finally:

@@ -63,6 +63,7 @@ class Step:
         run: one an entry of `segments`; equal segments have the same program.
         take: PIECE hidden states from a row on.
         logprobs: of the prompt tokens that follow them.
+        pool: embeddings of the rows that are drawn from; None in a pure decode.
     """
 
     segments: tuple[Segment, ...]
@@ -71,11 +72,13 @@ class Step:
     draw: Compiled
     take: Compiled
     logprobs: Compiled
+    pool: Compiled | None
 
     def __call__(
         self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
-    ) -> tuple[StepState, StepOutput, jax.Array]:
-        """Starts the step: the next state, the output, and the last layer's x [T, E]."""
+    ) -> tuple[StepState, StepOutput, jax.Array, jax.Array]:
+        """Starts the step: the next state, the output, the last layer's x [T, E], and its rows
+        [R, E] that are drawn from."""
         pages, last_tokens, tables = state
         batch = jax.device_put(ints)
         x = self.embed(params.ends, last_tokens, batch)
@@ -85,7 +88,7 @@ class Step:
             x, rows, new = run(own, old, x, batch)
             written += new
         last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
-        return StepState(written, last_tokens, tables), output, x
+        return StepState(written, last_tokens, tables), output, x, rows
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -177,6 +180,11 @@ class StepPrograms:
     ) -> Logprobs[jax.Array]:
         return logprobs_of(self._logits(ends, hidden), targets)
 
+    def _pool(self, ends: list[jax.Array], rows: jax.Array) -> jax.Array:
+        """The model's last hidden states of rows [R, E], in float32 and of length 1."""
+        hidden = self.parts.merge(self.parts.ends, ends).norm(rows).astype(jnp.float32)
+        return hidden / jnp.linalg.norm(hidden, axis=-1, keepdims=True)
+
     def _logits(self, ends: list[jax.Array], x: jax.Array) -> jax.Array:
         model = self.parts.merge(self.parts.ends, ends)
         return model.logits(model.norm(x))[:, : self.vocab]
@@ -200,6 +208,7 @@ class StepPrograms:
                 done["draw", bucket.drawn],
                 done["take", bucket.tokens],
                 done["logprobs"],
+                None if bucket.decode else done["pool", bucket.drawn],
             )
             for bucket in buckets
         }
@@ -221,6 +230,8 @@ class StepPrograms:
             ("take", bucket.tokens): Job(self._take, (x, index)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }
+        if not bucket.decode:
+            jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
             pages = state.pages[segment.layers.start : segment.layers.stop]

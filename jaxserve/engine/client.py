@@ -86,8 +86,13 @@ class EngineClient:
         self._intake: Intake
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineClient:
+    async def start(
+        cls, config: EngineConfig, module: str = "jaxserve.engine.process"
+    ) -> EngineClient:
         """Fetches the model, starts the engine process, and returns when it is ready.
+
+        Args:
+            module: what the engine process runs.
 
         Raises:
             ModelError: the model can't be had or served.
@@ -103,7 +108,7 @@ class EngineClient:
         ):
             socket.bind(address)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "jaxserve.engine.process", str(folder), str(os.getpid())),
+            *(sys.executable, "-m", module, str(folder), str(os.getpid())),
             start_new_session=True,  # so that it can be ended with all that it has started
         )
         client = cls(config, process, to_engine, from_engine)

@@ -386,9 +386,11 @@ async def headers(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]
     times = []
     for _ in range(20):
         at = time.monotonic()
-        async with aiohttp.ClientSession(server.url, timeout=LIMIT) as fresh:
-            async with fresh.get("/health") as response:
-                assert response.status == 200
+        async with (
+            aiohttp.ClientSession(server.url, timeout=LIMIT) as fresh,
+            fresh.get("/health") as response,
+        ):
+            assert response.status == 200
         times.append(time.monotonic() - at)
     for writer in idle:
         writer.close()

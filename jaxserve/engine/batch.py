@@ -1,4 +1,4 @@
-"""A step's host arrays: one buffer of int32, one of float32, so that a step uploads two arrays."""
+"""A step's host arrays: one buffer for the model, one for the sampler, so two arrays go up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from jaxserve.sampling.rows import NUM_FLOATS, NUM_INTS
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
+_OWN_COLUMNS = 3
+DRAW_COLUMNS = _OWN_COLUMNS + NUM_INTS + NUM_FLOATS
+
 
 class StepInts(NamedTuple, Generic[Array]):
-    """Fields of the int32 buffer, in order.
+    """Fields of the model's buffer, in order, all int32.
 
     Args:
         tokens: [T]; a negative value -1-slot means the slot's last sampled token, which only the
@@ -23,13 +26,7 @@ class StepInts(NamedTuple, Generic[Array]):
         write_slots: [T], where in the pool each token's K and V go: block * P + offset.
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
-        slots: [S], row of the persistent device state; padding rows have the spare last one.
-        keep: [S], 1 where the row's sampled token becomes its slot's last token.
-        output_positions: [S], index of the output token that the row samples.
-        settings: [S, NUM_INTS], see sampling.rows.
         block_tables: [S, W].
-        targets: [T], the prompt token that follows, for prompt logprobs; negative where they aren't
-            asked for. Pure decodes leave it out, [0].
     """
 
     tokens: Array
@@ -37,25 +34,13 @@ class StepInts(NamedTuple, Generic[Array]):
     write_slots: Array
     query_starts: Array
     context_lens: Array
-    slots: Array
-    keep: Array
-    output_positions: Array
-    settings: Array
     block_tables: Array
-    targets: Array
 
 
 def int_shapes(bucket: Bucket, width: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of StepInts' fields for a bucket and a block table width W."""
     t, s = bucket.tokens, bucket.rows
-    targets = 0 if bucket.decode else t
-    rows = ((s + 1,), (s,), (s,), (s,), (s,), (s, NUM_INTS), (s, width))
-    return ((t,), (t,), (t,), *rows, (targets,))
-
-
-def float_shape(bucket: Bucket) -> tuple[int, int]:
-    """Shape of the float32 buffer, each row's settings (see sampling.rows)."""
-    return (bucket.rows, NUM_FLOATS)
+    return ((t,), (t,), (t,), (s + 1,), (s,), (s, width))
 
 
 def size(shapes: tuple[tuple[int, ...], ...]) -> int:
@@ -71,3 +56,32 @@ def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
         fields.append(buffer[start : start + count].reshape(shape))
         start += count
     return fields
+
+
+class DrawRows(NamedTuple, Generic[Array]):
+    """Columns of the sampler's buffer [R, DRAW_COLUMNS] int32; R is the bucket's `drawn`.
+
+    Args:
+        slots: [R], row of the persistent device state; padding rows have the spare last one.
+        keep: [R], 1 where the row's sampled token becomes its slot's last token.
+        output_positions: [R], index of the output token that the row samples.
+        ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.rows; the floats as bits.
+    """
+
+    slots: Array
+    keep: Array
+    output_positions: Array
+    ints: Array
+    floats: Array
+
+    @classmethod
+    def split(cls, buffer: Array) -> DrawRows[Array]:
+        """The columns; views when it is a NumPy array."""
+        ints_end = _OWN_COLUMNS + NUM_INTS
+        return cls(
+            buffer[:, 0],
+            buffer[:, 1],
+            buffer[:, 2],
+            buffer[:, _OWN_COLUMNS:ints_end],
+            buffer[:, ints_end:],
+        )

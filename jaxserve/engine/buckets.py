@@ -10,6 +10,7 @@ from jaxserve.errors import ConfigError
 # Each program costs start-up time; these are the ones that a padded step would cost more.
 SMALLEST_DECODES = (1, 4)  # then powers of two
 SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
+LEAST_DRAWN = 4  # rows of the smallest program of head and sampler
 CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here in steps of four
 
 
@@ -24,6 +25,12 @@ class Bucket:
     def decode(self) -> bool:
         """Whether every row computes one token."""
         return self.tokens == self.rows
+
+    @property
+    def drawn(self) -> int:
+        """Rows that the head and the sampler take: a few more cost nothing where weights are
+        read, and save programs."""
+        return max(self.rows, LEAST_DRAWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jaxserve.engine.step import StepOutput
+from jaxserve.engine.step import PIECE, StepOutput
 from jaxserve.outputs import TokenLogprobs
 from jaxserve.sampling.logprobs import Logprobs
 from scheduler import Sequence
@@ -21,7 +21,7 @@ class PromptSpan:
     """Prompt tokens whose logprobs a step computes.
 
     Args:
-        first: row of the first in the step's prompt logprobs.
+        first: row of the token before the first one.
         position: of the first in the prompt.
         token_ids: the tokens.
     """
@@ -39,23 +39,22 @@ class StepHandle:
     Args:
         rows: the plan's rows; the rest of the output is padding.
         logprob_rows: rows whose tokens' logprobs were asked for.
+        prompt_pieces: logprobs of the prompt tokens after PIECE rows each.
     """
 
     output: StepOutput
     rows: int
     logprob_rows: dict[Sequence, int] = field(default_factory=dict)
     prompt_spans: list[PromptSpan] = field(default_factory=list)
+    prompt_pieces: dict[int, Logprobs[jax.Array]] = field(default_factory=dict)
 
     def start_copies(self) -> None:
         """Sends what will be read to the host as soon as it is there."""
         self.output.ids.copy_to_host_async()
-        for wanted, logprobs in (
-            (self.logprob_rows, self.output.logprobs),
-            (self.prompt_spans, self.output.prompt_logprobs),
-        ):
-            if wanted and logprobs is not None:
-                for array in logprobs:
-                    array.copy_to_host_async()
+        own = [self.output.logprobs] if self.logprob_rows else []
+        for logprobs in (*own, *self.prompt_pieces.values()):
+            for array in logprobs:
+                array.copy_to_host_async()
 
     @property
     def ready(self) -> bool:
@@ -80,12 +79,14 @@ class StepHandle:
         """The logprobs of prompt tokens, span by span."""
         if not self.prompt_spans:
             return
-        assert self.output.prompt_logprobs is not None
-        arrays = _on_host(self.output.prompt_logprobs)
+        pieces = {n: _on_host(logprobs) for n, logprobs in self.prompt_pieces.items()}
         for span in self.prompt_spans:
             most = span.sequence.request.payload.params.prompt_logprobs
             rows = enumerate(span.token_ids, span.first)
-            yield span, [_entry(arrays, row, token, most) for row, token in rows]
+            yield (
+                span,
+                [_entry(pieces[row // PIECE], row % PIECE, token, most) for row, token in rows],
+            )
 
 
 def _on_host(logprobs: Logprobs[jax.Array]) -> Logprobs[np.ndarray]:

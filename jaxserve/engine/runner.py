@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled
 
-from jaxserve.engine.batch import StepInts, float_shape, int_shapes, size, split
+from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket, BucketTable
 from jaxserve.engine.handle import PromptSpan, StepHandle
-from jaxserve.engine.paged_cache import Pages
 from jaxserve.engine.sampling_state import SamplingState
+from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import StepState
+from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
+from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
-from pallas_kernels import copy_blocks
 from scheduler import Chunk, Sequence, StepPlan
-
-COPIES = 16  # blocks that one call copies
 
 
 @dataclass(slots=True)
@@ -28,15 +25,18 @@ class HostBuffers:
     """One bucket's host arrays and the named views into them."""
 
     ints: np.ndarray
-    floats: np.ndarray
+    draws: np.ndarray
     batch: StepInts[np.ndarray]
+    rows: DrawRows[np.ndarray]
 
     @classmethod
     def allocate(cls, bucket: Bucket, width: int) -> HostBuffers:
         shapes = int_shapes(bucket, width)
         ints = np.zeros(size(shapes), np.int32)
-        floats = np.zeros(float_shape(bucket), np.float32)
-        return cls(ints, floats, StepInts(*split(ints, shapes)))
+        draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
+        rows = DrawRows.split(draws)
+        rows = rows._replace(floats=rows.floats.view(np.float32))
+        return cls(ints, draws, StepInts(*split(ints, shapes)), rows)
 
 
 class Runner:
@@ -44,16 +44,18 @@ class Runner:
 
     Args:
         steps: the compiled step of each bucket.
-        params: leaves of the model's parameters.
+        copy: copies blocks of the pool.
+        params: the model's parameters.
         state: donated from step to step.
         slots: the host mirror.
     """
 
     def __init__(
         self,
-        steps: dict[Bucket, Compiled],
+        steps: dict[Bucket, Step],
+        copy: CopyBlocks,
         table: BucketTable,
-        params: list[jax.Array],
+        params: PartedParams,
         state: StepState,
         slots: SlotTable,
         block_size: int,
@@ -61,25 +63,28 @@ class Runner:
         self._steps, self._table, self._params = steps, table, params
         self._state, self._slots = state, slots
         self._sampling = SamplingState(state.tables)
-        self._copy = _compile_copies(state.pages)
+        self._copy = copy
         self._block_size = block_size
         width = slots.block_tables.shape[1]
         # Two sets in turn: while a step may still read one, the next step fills the other.
         self._buffers = {b: [HostBuffers.allocate(b, width) for _ in range(2)] for b in steps}
         self._turn = 0
 
-    def warm_up(self) -> None:
-        """Runs every bucket once with nothing but padding, so that no first use is slow."""
-        for bucket in self._steps:
+    def warm_up(self, buckets: Iterable[Bucket]) -> None:
+        """Runs some buckets once with nothing but padding, and every other program."""
+        for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
             self._run(bucket, buffers, 0, []).wait()
-        self._copy_blocks(((0, 0),))
-        self._state = self._state._replace(tables=self._sampling.warm_up(self._state.tables))
+        pages = self._copy(self._state.pages, ((0, 0),))
+        tables = self._sampling.warm_up(self._state.tables)
+        self._state = self._state._replace(pages=pages, tables=tables)
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Starts a step and returns without waiting for the device."""
-        self._copy_blocks(plan.copies)
+        if plan.copies:
+            pages = self._copy(self._state.pages, plan.copies)
+            self._state = self._state._replace(pages=pages)
         for start in plan.starts:
             self._sampling.start(start)
         self._slots.apply(plan)
@@ -87,13 +92,11 @@ class Runner:
         asks = any(map(self._prompt_targets, plan.chunks))
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
         buffers = self._empty(bucket)
-        self._fill_decodes(buffers.batch, np.array(plan.decode_slots, np.int32))
-        spans = self._fill_chunks(buffers.batch, plan)
+        self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
+        spans = self._fill_chunks(buffers, plan)
         self._fill_rows(buffers, rows)
-        sampled = buffers.batch.keep > 0
-        self._sampling.advance(
-            buffers.batch.slots[sampled], buffers.batch.output_positions[sampled]
-        )
+        sampled = buffers.rows.keep > 0
+        self._sampling.advance(buffers.rows.slots[sampled], buffers.rows.output_positions[sampled])
         self._state = self._state._replace(tables=self._sampling.upload(self._state.tables))
         return self._run(bucket, buffers, rows, spans)
 
@@ -101,13 +104,6 @@ class Runner:
         """Sequences that broke their grammar since the last call, and how."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed
-
-    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
-        for first in range(0, len(copies), COPIES):
-            pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
-            some = copies[first : first + COPIES]
-            pairs[:, : len(some)] = np.array(some, np.int32).T
-            self._state = self._state._replace(pages=self._copy(self._state.pages, pairs))
 
     def _prompt_targets(self, chunk: Chunk) -> list[int]:
         """The prompt tokens after the chunk's first ones whose logprobs are asked for."""
@@ -123,30 +119,30 @@ class Runner:
         self._turn ^= 1
         buffers = self._buffers[bucket][self._turn]
         buffers.ints.fill(0)
-        buffers.floats.fill(0)
-        buffers.batch.slots.fill(self._slots.spare)
+        buffers.draws.fill(0)
+        buffers.rows.slots.fill(self._slots.spare)
         buffers.batch.write_slots.fill(-1)  # padding writes nowhere
-        buffers.batch.targets.fill(-1)
         return buffers
 
-    def _fill_decodes(self, batch: StepInts[np.ndarray], decodes: np.ndarray) -> None:
+    def _fill_decodes(self, buffers: HostBuffers, decodes: np.ndarray) -> None:
         """Rows that continue from their last token, which the device holds."""
-        n, slots = len(decodes), self._slots
+        n, slots, batch, rows = len(decodes), self._slots, buffers.batch, buffers.rows
         positions = slots.num_computed[decodes]
         batch.tokens[:n] = -1 - decodes
         batch.positions[:n] = positions
         blocks = slots.block_tables[decodes, positions // self._block_size]
         batch.write_slots[:n] = blocks * self._block_size + positions % self._block_size
         batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
-        batch.slots[:n] = decodes
-        batch.keep[:n] = 1
-        batch.output_positions[:n] = slots.num_outputs[decodes]
+        rows.slots[:n] = decodes
+        rows.keep[:n] = 1
+        rows.output_positions[:n] = slots.num_outputs[decodes]
         slots.num_computed[decodes] += 1
         slots.num_outputs[decodes] += 1
 
-    def _fill_chunks(self, batch: StepInts[np.ndarray], plan: StepPlan) -> list[PromptSpan]:
+    def _fill_chunks(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
         """Rows that compute known tokens; the spans whose prompt logprobs are asked for."""
         spans = []
+        batch, rows = buffers.batch, buffers.rows
         slots, first, row = self._slots, len(plan.decode_slots), len(plan.decode_slots)
         for chunk in plan.chunks:
             n, slot = len(chunk.token_ids), chunk.slot
@@ -157,15 +153,14 @@ class Runner:
             blocks = slots.block_tables[slot, positions // self._block_size]
             batch.write_slots[tokens] = blocks * self._block_size + positions % self._block_size
             if targets := self._prompt_targets(chunk):
-                batch.targets[first : first + len(targets)] = targets
                 sequence = slots.sequences[slot]
                 assert sequence is not None
                 spans.append(PromptSpan(sequence, first, chunk.start + 1, targets))
             first += n
             batch.query_starts[row + 1] = first
-            batch.slots[row] = slot
-            batch.keep[row] = chunk.samples
-            batch.output_positions[row] = slots.num_outputs[slot]
+            rows.slots[row] = slot
+            rows.keep[row] = chunk.samples
+            rows.output_positions[row] = slots.num_outputs[slot]
             slots.num_computed[slot] = chunk.start + n
             slots.num_outputs[slot] += chunk.samples
             row += 1
@@ -174,29 +169,36 @@ class Runner:
     def _fill_rows(self, buffers: HostBuffers, rows: int) -> None:
         """What a row needs beside its tokens, for all rows at once."""
         batch, slots = buffers.batch, self._slots
+        used = buffers.rows.slots[: len(batch.context_lens)]
         batch.query_starts[rows + 1 :] = batch.query_starts[rows]
-        batch.context_lens[:] = slots.num_computed[batch.slots]
-        batch.settings[:] = slots.sampling_ints[batch.slots]
-        batch.block_tables[:] = slots.block_tables[batch.slots]
-        buffers.floats[:] = slots.sampling_floats[batch.slots]
+        batch.context_lens[:] = slots.num_computed[used]
+        batch.block_tables[:] = slots.block_tables[used]
+        buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
+        buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
 
     def _run(
         self, bucket: Bucket, buffers: HostBuffers, rows: int, spans: list[PromptSpan]
     ) -> StepHandle:
-        self._state, output = self._steps[bucket](
-            self._params, self._state, buffers.ints, buffers.floats
-        )
-        batch = buffers.batch
-        wanted = np.flatnonzero((batch.settings[:, NUM_LOGPROBS] >= 0) & (batch.keep > 0)).tolist()
-        sequences = {self._slots.sequences[batch.slots[row]]: row for row in wanted}
-        handle = StepHandle(output, rows, sequences, spans)
+        step = self._steps[bucket]
+        self._state, output, x = step(self._params, self._state, buffers.ints, buffers.draws)
+        drawn = buffers.rows
+        wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & (drawn.keep > 0)).tolist()
+        sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
+        prompt = self._prompt_logprobs(step, x, spans) if spans else {}
+        handle = StepHandle(output, rows, sequences, spans, prompt)
         handle.start_copies()
         return handle
 
-
-def _compile_copies(pages: Pages) -> Compiled:
-    def copy(pages: Pages, pairs: jax.Array) -> Pages:
-        return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
-
-    pairs = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
-    return jax.jit(copy, donate_argnums=0).lower(pages, pairs).compile()
+    def _prompt_logprobs(
+        self, step: Step, x: jax.Array, spans: list[PromptSpan]
+    ) -> dict[int, Logprobs[jax.Array]]:
+        """The logprobs of the rows that spans lie in, by piece."""
+        pieces: dict[int, np.ndarray] = {}
+        for span in spans:
+            for row, token in enumerate(span.token_ids, span.first):
+                piece = pieces.setdefault(row // PIECE, np.zeros(PIECE, np.int32))
+                piece[row % PIECE] = token
+        return {
+            n: step.prompt_logprobs(self._params, x, n * PIECE, targets)
+            for n, targets in pieces.items()
+        }

@@ -1,25 +1,34 @@
-"""The step: one jitted function from a batch to sampled tokens, compiled once a bucket."""
+"""The step, from a batch to sampled tokens: a few kinds of jitted programs, called in turn.
+
+The embedding and a segment of layers (see segments) exist once a bucket, the head with its sampler
+once a number of rows. All are compiled before the engine is ready.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 from jax.stages import Compiled
-from tqdm import tqdm
 
-from jaxserve.engine.batch import StepInts, float_shape, int_shapes, size, split
+from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.compile_all import Job, compile_together
 from jaxserve.engine.paged_cache import PagedLayerCache, Pages
-from jaxserve.sampling.logprobs import Logprobs, prompt_logprobs, token_logprobs
+from jaxserve.engine.segments import ModelParts, PartedParams, Segment
+from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
 from jaxserve.sampling.rows import unpack
 from jaxserve.sampling.sampler import sample
+from pallas_kernels import copy_blocks
+
+PIECE = 128  # prompt tokens whose logits are in memory at once
+COPIES = 16  # blocks that one call copies
+_PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
 
 
 class StepState(NamedTuple):
@@ -40,46 +49,109 @@ class StepOutput(NamedTuple):
     """What a step tells the host.
 
     Args:
-        ids: [S] int32, sampled tokens; -1 where the logits weren't finite.
-        logprobs: of the sampled tokens, R = S; zeros if no row asks for them.
-        prompt_logprobs: of the targets, R = T; None in a pure decode.
+        ids: [R] int32, sampled tokens; -1 where the logits weren't finite.
+        logprobs: of the sampled tokens; zeros if no row asks for them.
     """
 
     ids: jax.Array
     logprobs: Logprobs[jax.Array]
-    prompt_logprobs: Logprobs[jax.Array] | None
 
 
 @dataclass(frozen=True, slots=True)
-class StepProgram:
-    """What every bucket's program shares.
+class Step:
+    """One bucket's compiled programs.
 
     Args:
-        graphdef: the model, split from its parameters once.
-        structure: tree structure of the parameters, which travel as a flat list of leaves.
+        segments: of the model.
+        run: one an entry of `segments`; equal segments have the same program.
+        take: PIECE hidden states from a row on; None for pure decodes.
+        logprobs: of the prompt tokens that follow them.
+    """
+
+    segments: tuple[Segment, ...]
+    embed: Compiled
+    run: list[Compiled]
+    draw: Compiled
+    take: Compiled | None
+    logprobs: Compiled
+
+    def __call__(
+        self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
+    ) -> tuple[StepState, StepOutput, jax.Array]:
+        """Starts the step: the next state, the output, and the last layer's x [T, E]."""
+        pages, last_tokens, tables = state
+        batch = jax.device_put(ints)
+        x = self.embed(params.ends, last_tokens, batch)
+        written: Pages = []
+        for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
+            x, rows, new = run(own, segment.of(pages), x, batch)
+            written += new
+        last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
+        return StepState(written, last_tokens, tables), output, x
+
+    def prompt_logprobs(
+        self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
+    ) -> Logprobs[jax.Array]:
+        """Logprobs of the tokens `targets` [PIECE] that follow x's rows from `first` on."""
+        assert self.take is not None
+        piece = self.take(x, np.int32(first))
+        logprobs: Logprobs[jax.Array] = self.logprobs(params.ends, piece, targets)
+        return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """The compiled programs that copy blocks, one an entry of `segments`."""
+
+    segments: tuple[Segment, ...]
+    programs: list[Compiled]
+
+    def __call__(self, pages: Pages, copies: tuple[tuple[int, int], ...]) -> Pages:
+        """The pages with each source block copied to its destination; `pages` are donated."""
+        for first in range(0, len(copies), COPIES):
+            pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
+            some = copies[first : first + COPIES]
+            pairs[:, : len(some)] = np.array(some, np.int32).T
+            parts = zip(self.segments, self.programs, strict=True)
+            pages = [layer for s, copy in parts for layer in copy(s.of(pages), pairs)]
+        return pages
+
+
+def _copy(pages: Pages, pairs: jax.Array) -> Pages:
+    return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrograms:
+    """What every bucket's programs share, and how to compile them.
+
+    Args:
         width: block table width W.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
     """
 
-    graphdef: nnx.GraphDef
-    structure: jax.tree_util.PyTreeDef
+    parts: ModelParts
     width: int
     vocab: int
 
-    def function(self, bucket: Bucket) -> Callable[..., tuple[StepState, StepOutput]]:
-        """The step of one bucket: (params, state, ints, floats) -> (state, output)."""
+    def _embed(self, bucket: Bucket) -> Callable[..., jax.Array]:
+        def embed(ends: list[jax.Array], last_tokens: jax.Array, ints: jax.Array) -> jax.Array:
+            tokens = self._batch(bucket, ints).tokens
+            known = tokens >= 0
+            last = last_tokens[jnp.where(known, 0, -tokens - 1)]
+            model = self.parts.merge(self.parts.ends, ends)
+            return model.embedded(jnp.where(known, tokens, last))
 
-        def step(
-            params: list[jax.Array], state: StepState, ints: jax.Array, floats: jax.Array
-        ) -> tuple[StepState, StepOutput]:
-            batch = StepInts(*split(ints, int_shapes(bucket, self.width)))
-            rows = unpack(batch.settings, floats, batch.slots, batch.output_positions)
-            pages, last_tokens, tables = state
-            model = nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, params))
-            known = batch.tokens >= 0
-            tokens = jnp.where(
-                known, batch.tokens, last_tokens[jnp.where(known, 0, -batch.tokens - 1)]
-            )
+        return embed
+
+    def _segment(
+        self, segment: Segment, bucket: Bucket
+    ) -> Callable[..., tuple[jax.Array, jax.Array, Pages]]:
+        def run(
+            params: list[jax.Array], pages: Pages, x: jax.Array, ints: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Pages]:
+            """x [T, E], the rows to draw from [R, E], and the pages written."""
+            batch = self._batch(bucket, ints)
             caches = [
                 PagedLayerCache(
                     k,
@@ -92,50 +164,101 @@ class StepProgram:
                 )
                 for k, v in pages
             ]
+            model = self.parts.merge(segment.leaves, params)
+            x, written = model.run(segment.layers, x, batch.positions, caches)
+            last = jnp.maximum(batch.query_starts[1:] - 1, 0)
+            rows = x[jnp.pad(last, (0, bucket.drawn - bucket.rows))]
+            return x, rows, [(c.k_pages, c.v_pages) for c in written]
 
-            def head(hidden: jax.Array) -> jax.Array:
-                return model.logits(hidden)[:, : self.vocab]
+        return run
 
-            hidden, caches = model(tokens, batch.positions, caches)
-            ends = jnp.maximum(batch.query_starts[1:] - 1, 0)  # last token of each row
-            logits = head(hidden[ends])
-            ids = sample(logits, rows, tables)
-            output = StepOutput(
-                ids,
-                token_logprobs(logits, jnp.maximum(ids, 0), rows.num_logprobs >= 0),
-                None if bucket.decode else prompt_logprobs(hidden, batch.targets, head, self.vocab),
-            )
-            kept = (batch.keep > 0) & (ids >= 0)
-            last_tokens = last_tokens.at[batch.slots].set(
-                jnp.where(kept, ids, last_tokens[batch.slots])
-            )
-            tables = tables._replace(counts=count(tables.counts, batch.slots, ids, kept))
-            pages = [(c.k_pages, c.v_pages) for c in caches]
-            return StepState(pages, last_tokens, tables), output
+    def _draw(
+        self,
+        ends: list[jax.Array],
+        last_tokens: jax.Array,
+        tables: SamplingTables,
+        rows: jax.Array,
+        draws: jax.Array,
+    ) -> tuple[jax.Array, SamplingTables, StepOutput]:
+        own = DrawRows.split(draws)
+        floats = jax.lax.bitcast_convert_type(own.floats, jnp.float32)
+        asked = unpack(own.ints, floats, own.slots, own.output_positions)
+        logits = self._logits(ends, rows)
+        ids = sample(logits, asked, tables)
+        output = StepOutput(
+            ids, token_logprobs(logits, jnp.maximum(ids, 0), asked.num_logprobs >= 0)
+        )
+        kept = (own.keep > 0) & (ids >= 0)
+        last_tokens = last_tokens.at[own.slots].set(jnp.where(kept, ids, last_tokens[own.slots]))
+        tables = tables._replace(counts=count(tables.counts, own.slots, ids, kept))
+        return last_tokens, tables, output
 
-        return step
+    def _take(self, hidden: jax.Array, first: jax.Array) -> jax.Array:
+        padded = jnp.pad(hidden, ((0, PIECE), (0, 0)))
+        return jax.lax.dynamic_slice_in_dim(padded, first, PIECE)
+
+    def _prompt_logprobs(
+        self, ends: list[jax.Array], hidden: jax.Array, targets: jax.Array
+    ) -> Logprobs[jax.Array]:
+        return logprobs_of(self._logits(ends, hidden), targets)
+
+    def _logits(self, ends: list[jax.Array], x: jax.Array) -> jax.Array:
+        model = self.parts.merge(self.parts.ends, ends)
+        return model.logits(model.norm(x))[:, : self.vocab]
+
+    def _batch(self, bucket: Bucket, ints: jax.Array) -> StepInts[jax.Array]:
+        return StepInts(*split(ints, int_shapes(bucket, self.width)))
 
     def compile_all(
-        self,
-        buckets: tuple[Bucket, ...],
-        params: list[jax.Array],
-        state: StepState,
-        progress: bool,
-    ) -> dict[Bucket, Compiled]:
-        """Compiles every bucket; tracing is serial, XLA's part runs in threads beside it."""
-        compiled = {}
-        with (
-            ThreadPoolExecutor(max_workers=2) as pool,
-            tqdm(total=len(buckets), desc="compile", unit="step", disable=not progress) as bar,
-        ):
-            futures = {}
-            for bucket in buckets:
-                ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width)),), jnp.int32)
-                floats = jax.ShapeDtypeStruct(float_shape(bucket), jnp.float32)
-                jitted = jax.jit(self.function(bucket), donate_argnums=1)
-                lowered = jitted.lower(params, state, ints, floats)
-                futures[bucket] = pool.submit(lowered.compile)
-                futures[bucket].add_done_callback(lambda _: bar.update())
-            for bucket, future in futures.items():
-                compiled[bucket] = future.result()
-        return compiled
+        self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
+    ) -> tuple[dict[Bucket, Step], CopyBlocks]:
+        """Compiles every bucket's programs, and the one that copies blocks.
+
+        Args:
+            state: shapes are enough.
+        """
+        jobs: dict[Hashable, Job] = {}
+        for bucket in buckets:
+            jobs |= self._jobs(bucket, state)
+        for segment in self.parts.segments:
+            own = segment.of(state.pages)
+            jobs.setdefault(("copy", segment.kind), Job(_copy, (own, _PAIRS), (0,)))
+        done = compile_together(jobs, progress)
+        copy = CopyBlocks(
+            self.parts.segments, [done["copy", segment.kind] for segment in self.parts.segments]
+        )
+        steps = {
+            bucket: Step(
+                self.parts.segments,
+                done["embed", bucket],
+                [done["segment", bucket, segment.kind] for segment in self.parts.segments],
+                done["draw", bucket.drawn],
+                done.get(("take", bucket.tokens)),
+                done["logprobs"],
+            )
+            for bucket in buckets
+        }
+        return steps, copy
+
+    def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+        ends, segments = self.parts.distribute(self.parts.shapes)
+        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width)),), jnp.int32)
+        draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
+        embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
+        x = jax.eval_shape(embed, ends, last, ints)
+        rows, piece = (
+            jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
+        )
+        targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
+        jobs: dict[Hashable, Job] = {
+            ("embed", bucket): Job(embed, (ends, last, ints)),
+            ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
+            "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
+        }
+        if not bucket.decode:
+            jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
+        for segment, params in zip(self.parts.segments, segments, strict=True):
+            run = self._segment(self.parts.segments[segment.kind], bucket)
+            job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))
+            jobs.setdefault(("segment", bucket, segment.kind), job)
+        return jobs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
 from jaxserve.models.moe import MoE
 from jaxserve.models.rope import Rope, rope_angles
+
+Cache = TypeVar("Cache", bound=LayerCache)
 
 
 class DecoderLayer(nnx.Module):
@@ -107,24 +110,38 @@ class Decoder(nnx.Module):
         return tuple(layer.attention.cache_spec for layer in self.layers)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, caches: list[LayerCache]
-    ) -> tuple[jax.Array, list[LayerCache]]:
+        self, tokens: jax.Array, positions: jax.Array, caches: Sequence[Cache]
+    ) -> tuple[jax.Array, list[Cache]]:
         """Hidden states [T, E] of tokens [T] at positions [T], and the caches written."""
-        config = self.config
+        every = range(len(self.layers))
+        x, written = self.run(every, self.embedded(tokens), positions, caches)
+        return self.norm(x), written
+
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """What the first layer takes [T, E] for tokens [T]."""
         x = self.embed(tokens)
         if self.scaled_embedding:
-            x *= jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
-        kinds = dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None)
+            x *= jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype)
+        return x
+
+    def run(
+        self, layers: range, x: jax.Array, positions: jax.Array, caches: Sequence[Cache]
+    ) -> tuple[jax.Array, list[Cache]]:
+        """What comes out of some layers for x [T, E], and their caches written."""
+        config = self.config
+        settings = [config.layers[i] for i in layers]
         ropes = {
             kind: rope_angles(positions, kind, config.head_dim, config.max_position_embeddings)
-            for kind in kinds
+            for kind in dict.fromkeys(layer.rope for layer in settings)
+            if kind is not None
         }
-        written = []
-        for settings, layer, cache in zip(config.layers, self.layers, caches, strict=True):
-            rope = None if settings.rope is None else ropes[settings.rope]
-            x, cache = _run_layer(*nnx.split(layer), x, rope, cache)
+        written: list[Cache] = []
+        for i, cache in zip(layers, caches, strict=True):
+            kind = config.layers[i].rope
+            rope = None if kind is None else ropes[kind]
+            x, cache = _run_layer(*nnx.split(self.layers[i]), x, rope, cache)
             written.append(cache)
-        return self.norm(x), written
+        return x, written
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits [S, V] float32 of hidden states [S, E]."""

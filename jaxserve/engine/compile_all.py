@@ -1,0 +1,39 @@
+"""Compiling many programs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+from jax.stages import Compiled
+from tqdm import tqdm
+
+THREADS = 2
+
+
+class Job(NamedTuple):
+    """A function to compile for arguments of these shapes.
+
+    Args:
+        donated: positions of the arguments it takes over.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+
+
+def compile_together(jobs: Mapping[Hashable, Job], progress: bool) -> dict[Hashable, Compiled]:
+    """Compiles all jobs: tracing is serial, XLA's part runs in threads beside it."""
+    with (
+        ThreadPoolExecutor(THREADS) as pool,
+        tqdm(total=len(jobs), desc="compile", unit="program", disable=not progress) as bar,
+    ):
+        futures = {}
+        for key, job in jobs.items():
+            lowered = jax.jit(job.function, donate_argnums=job.donated).lower(*job.arguments)
+            futures[key] = pool.submit(lowered.compile)
+            futures[key].add_done_callback(lambda _: bar.update())
+        return {key: future.result() for key, future in futures.items()}

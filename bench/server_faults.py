@@ -273,6 +273,9 @@ def malformed() -> tuple[str, bytes]:
     if RANDOM.random() < 0.7:
         for _ in range(RANDOM.randint(1, 3)):
             body = mutated(body)
+        limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+        if isinstance(body, dict) and body.get(limit) is None:
+            body = body | {limit: 1}  # a good one goes on to the context's end without it
         return path, json.dumps(body).encode("utf-8", "replace")
     data = bytearray(json.dumps(body).encode())
     for _ in range(RANDOM.randint(1, 8)):

@@ -61,7 +61,7 @@ class EngineProcess:
     def _serve(self, core: EngineCore) -> int:
         while True:
             news: list[messages.Output] = []
-            wait = not core.has_work
+            wait, freed = not core.has_work, False
             while (message := self._receive(wait)) is not None:
                 wait = False
                 if isinstance(message, messages.Shutdown):
@@ -72,6 +72,9 @@ class EngineProcess:
                     news.append(refusal)
                 elif isinstance(message, messages.Abort):
                     core.abort(message.request_id, message.index)
+                    freed = True
+            if freed:  # what is free now needn't wait for the step to be known
+                self._send(messages.Outputs([], core.report()))
             if core.has_work:
                 news.extend(core.step())
             self._send(messages.Outputs(news, core.report()))

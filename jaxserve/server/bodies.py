@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from jaxserve.server.context import SERVING
 from jaxserve.server.errors import ApiError
 from jaxserve.server.records import RECORD
 
+BODY_SECONDS = 60
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`")
@@ -26,8 +29,8 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """Reads the body as a JSON object.
 
     Raises:
-        ApiError: 415 for another content type, 413 (through aiohttp) for too many bytes, 400 for
-            anything that isn't one JSON object in UTF-8.
+        ApiError: 415 for another content type, 413 (through aiohttp) for too many bytes, 408 if
+            they don't come, 400 for anything that isn't one JSON object in UTF-8.
     """
     if request.content_type != "application/json":
         raise ApiError(
@@ -36,7 +39,17 @@ async def read_json(request: web.Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     try:
-        body = msgspec.json.decode(await request.read())
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body didn't come within {BODY_SECONDS} seconds",
+            code="timeout",
+            headers={"Connection": "close"},
+        ) from None
+    try:
+        body = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise ApiError(400, f"the body isn't valid JSON: {error}", code="invalid_json") from None
     except RecursionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -58,6 +59,7 @@ async def serve(
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
+    _allow_many_connections()
     keys, tls = Keys.load(config), tls_context(config)
     template = _read_template(config.chat_template)
     endpoint = config.otlp_traces_endpoint
@@ -123,6 +125,13 @@ async def _listening(
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
         await client.close()
         await runner.cleanup()
+
+
+def _allow_many_connections() -> None:
+    """As many as the administrator lets it have: the usual soft limit of 1,024 files is little for
+    streams, and clients that hold connections open idly would soon lock all others out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _read_template(file: str | None) -> str | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxserve.config import ServerConfig
 from jaxserve.server.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -167,3 +169,9 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, object]) -> Non
     _, content, calls = parts(TOOL_PARSERS[name](), wrapped[name])
     assert content == ""
     assert [(f, json.loads(text)) for f, text in calls] == [("f", arguments)]
+
+
+def test_every_parser_has_its_setting() -> None:
+    hints = get_type_hints(ServerConfig)
+    assert set(get_args(hints["tool_call_parser"])) == {"auto", "none", *TOOL_PARSERS}
+    assert set(get_args(hints["reasoning_parser"])) == {"auto", "none", *REASONING_PARSERS}

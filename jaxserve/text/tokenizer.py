@@ -112,6 +112,18 @@ class Tokenizer:
         # Added tokens are plain text; one with a space or the like is outside the alphabet.
         return bytes(v for v in values if v is not None) if None not in values else piece.encode()
 
+    def is_special(self, token: str) -> bool:
+        """Whether it is one special token, which doesn't show in text."""
+        return self.backend.token_to_id(token) in self.special_ids
+
+    def template_mentions(self, word: str) -> bool:
+        """Whether the chat template has this text in it: what it doesn't mention it ignores."""
+        return self._chat_template.mentions(word)
+
+    def use_chat_template(self, source: str) -> None:
+        """Takes another chat template, Jinja, in place of the model's own."""
+        self._chat_template = self._chat_template.replaced_by(source)
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

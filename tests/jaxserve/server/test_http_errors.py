@@ -35,7 +35,7 @@ async def error_of(response: ClientResponse) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/x"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/moderations", "/v1/chat/completions/x"])
 async def test_unknown_path(http: TestClient[Any, Any], path: str) -> None:
     response = await http.post(path, json={})
     assert response.status == 404
@@ -110,7 +110,7 @@ async def test_unknown_model_by_path(http: TestClient[Any, Any]) -> None:
         (CHAT, {"model": "m"}, "messages"),
         (TEXT, {"model": "m", "prompt": "x", "max_tokens": 0}, "max_tokens"),
         (TEXT, {"model": "m", "prompt": "x", "temperature": 3}, "temperature"),
-        (TEXT, {"model": "m", "prompt": "x", "echo": True}, "echo"),
+        (CHAT, {"model": "m", "messages": [], "echo": True}, "echo"),
         (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, "suffix"),
         (TEXT, {"model": "m", "prompt": ["x"] * 129}, "prompt"),
     ],
@@ -120,6 +120,22 @@ async def test_bad_fields(http: TestClient[Any, Any], path: str, body: Any, para
     assert response.status == 400
     error = await error_of(response)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+async def test_a_server_sets_its_own_limits() -> None:
+    no_engine = cast(EngineClient, None)
+    limits = {"max_choices": 2, "max_logprobs": 3, "max_stop_strings": 1, "max_output_tokens": 50}
+    app = create_app(no_engine, ServerConfig(served_model_names=("m",), **limits))
+    async with TestClient(TestServer(app)) as http:
+        for field, value in (
+            ("n", 3),
+            ("logprobs", 4),
+            ("stop", ["a", "b"]),
+            ("max_tokens", 51),
+        ):
+            response = await http.post(TEXT, json={"model": "m", "prompt": "x", field: value})
+            assert response.status == 400
+            assert (await error_of(response))["param"] == field
 
 
 async def test_an_unforeseen_failure_shows_only_an_id(
@@ -138,10 +154,11 @@ async def test_an_unforeseen_failure_shows_only_an_id(
 
 
 async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
-    assert (await http.get("/version")).status == 200
+    assert (await http.get("/load")).status == 200
     assert http.server is not None
     http.server.app[SERVING].admission.close()
-    response = await http.get("/version")
+    assert (await http.get("/version")).status == 200
+    response = await http.get("/load")
     assert response.status == 503
     assert response.headers["Connection"] == "close"
     assert "Retry-After" in response.headers

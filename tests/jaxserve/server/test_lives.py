@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -109,6 +111,36 @@ def test_a_stop_while_starting_leaves_no_process(start_server: Callable[..., Any
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.errors()
+
+
+def test_a_stop_while_downloading_waits_for_no_hub(
+    start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent_hub:
+        host, port = silent_hub.getsockname()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{host}:{port}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        server = start_server("owner/name", wait=False)
+        silent_hub.settimeout(60)
+        connection, _ = silent_hub.accept()
+        with connection:
+            assert server.find_family()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert "Traceback" not in server.errors()
+
+
+def test_a_killed_server_leaves_nothing_behind(
+    start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = start_server(wait=False)
+    while not list(tmp_path.glob("jaxserve-*")) or not server.find_family():
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    server.process.kill()
+    server.wait()
+    assert not list(tmp_path.glob("jaxserve-*"))
 
 
 async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., Any]) -> None:

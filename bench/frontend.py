@@ -48,18 +48,19 @@ class Figures:
 class Client(asyncio.Protocol):
     """One streamed chat, read as raw bytes: when each token came."""
 
-    def __init__(self, name: str, tokens: int) -> None:
-        self.name, self._tokens = name, tokens
+    def __init__(self, name: str, tokens: int, stream: bool = True) -> None:
+        self.name, self._tokens, self._stream = name, tokens, stream
         self.came: list[float] = []
         self.done = asyncio.get_running_loop().create_future()
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
         body = json.dumps(
             {
                 "model": MODEL,
                 "messages": [{"role": "user", "content": "hi"}],
-                "stream": True,
+                "stream": self._stream,
                 "max_tokens": self._tokens,
                 "ignore_eos": True,
             }
@@ -163,6 +164,42 @@ def measure(clients: int, rate: float, seconds: float) -> Figures:
     )
 
 
+async def leave(port: int, clients: int) -> dict[str, float]:
+    """When each client left, by name."""
+    loop = asyncio.get_running_loop()
+    left = {}
+    made = [Client(f"l{i}", 8_000, stream=i % 2 == 0) for i in range(clients)]
+    for client in made:
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
+    await asyncio.sleep(1.0)
+    for client in made:
+        left[client.name] = time.monotonic()
+        client.transport.abort()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    return left
+
+
+def measure_leaving(clients: int, rate: float) -> dict[str, float]:
+    """How long after its client left a request is aborted, in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = start_server(folder, rate / clients)
+        try:
+            left = asyncio.run(leave(port, clients))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(30)
+        aborted = json.loads(Path(folder, "log.json").read_text())["aborted"]
+    by_name = {request_id.partition("-")[2]: at for request_id, at in aborted.items()}
+    assert by_name.keys() == left.keys()
+    late = sorted(by_name[name] - at for name, at in left.items())
+    return {
+        "clients": clients,
+        "p50_ms": round(late[len(late) // 2] * 1000, 2),
+        "max_ms": round(late[-1] * 1000, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64, 512])
@@ -186,7 +223,9 @@ def main() -> None:
                 f"{f.tokens_per_core_s:10}  {f.p50_ms:12}  {f.p99_ms:6}",
                 flush=True,
             )
-    print(json.dumps({"frontend": found}))
+    leaving = measure_leaving(200, args.rate)
+    print(f"leaving: {leaving}")
+    print(json.dumps({"frontend": found, "leaving": leaving}))
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ class ServerConfig:
         access_log: one line of JSON a request, on stderr.
         log_prompts: put the request's body into that line.
         metrics_prefix: of the metrics that vLLM has too.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) for traces.
         enable_dev_endpoints: serve /reset_prefix_cache, /server_info, /start_profile and
             /stop_profile, which are for operators alone.
         profile_dir: where profiles are written.
@@ -153,6 +154,7 @@ class ServerConfig:
     access_log: bool = True
     log_prompts: bool = False
     metrics_prefix: str = "vllm:"
+    otlp_traces_endpoint: str | None = None
     enable_dev_endpoints: bool = False
     profile_dir: str = "profiles"
 

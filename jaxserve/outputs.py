@@ -42,6 +42,7 @@ class CompletionDelta:
         prompt_logprobs: in the first delta of each choice, if they were asked for.
         cached_tokens: in the first delta of a request's first choice: tokens of its prompt that
             the prefix cache had.
+        embedding: of the prompt, [E] float32, in place of a text.
     """
 
     index: int
@@ -52,6 +53,7 @@ class CompletionDelta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     cached_tokens: int | None = None
+    embedding: bytes | None = None
 
     @classmethod
     def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionDelta:

@@ -56,6 +56,7 @@ HELP = {
     "access_log": "one line of JSON a request, on stderr",
     "log_prompts": "put the request's body into that line",
     "metrics_prefix": "of the metrics that vLLM has too",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, over HTTP",
     "enable_dev_endpoints": "serve the endpoints for operators, as /reset_prefix_cache",
     "profile_dir": "where /start_profile writes",
     # SamplingParams

@@ -46,6 +46,8 @@ class Choices:
         if output.logprobs is not None:
             logprobs = tuple(output.logprobs[: len(delta.token_ids)])  # trimmed at a stop string
             delta = replace(delta, logprobs=logprobs)
+        if output.embedding is not None:
+            delta = replace(delta, embedding=output.embedding)
         if output.index not in self._begun:
             self._begun.add(output.index)
             delta = self._with_prompt(delta, output)

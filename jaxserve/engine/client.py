@@ -79,7 +79,7 @@ class EngineClient:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
-        self.listener = Listener()
+        self.listeners: list[Listener] = []
         self.tokenizer: Tokenizer
         self.ready: messages.Ready
         self.stats: messages.EngineStats  # the last reading
@@ -188,6 +188,7 @@ class EngineClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        pool: bool = False,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
         """Streams several prompts to one reader: all that has come since it last asked.
 
@@ -199,6 +200,7 @@ class EngineClient:
             request_id: for logs; the engine's own id is never a caller's.
             priority: lower runs first; only under the scheduling policy `priority`.
             cache_salt: only requests with the same salt share cached text.
+            pool: give the prompts' embeddings; params.max_tokens must be 1.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
@@ -218,9 +220,11 @@ class EngineClient:
             for i, ids in enumerate(several):
                 own_id = f"{next(self._counter)}-{request_id or 'request'}"
                 choices = Choices(self.tokenizer, params, i * params.n)
-                streams[own_id] = _Stream(choices, RequestTimes(len(ids), params), mailbox)
+                streams[own_id] = _Stream(
+                    choices, RequestTimes(len(ids), params, request_id), mailbox
+                )
                 self._streams[own_id] = streams[own_id]
-                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt))
+                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt, pool))
             while mailbox.more:
                 yield await mailbox.take()
         finally:
@@ -315,7 +319,8 @@ class EngineClient:
                     continue
                 assert isinstance(message, messages.Outputs)
                 self.stats = message.stats
-                self.listener.on_turn(message.stats)
+                for listener in self.listeners:
+                    listener.on_turn(message.stats)
                 for output in message.outputs:
                     self._deliver(output)
             # recv() doesn't wait while there is more; the readers must have their turn.
@@ -386,16 +391,19 @@ class EngineClient:
 
     def _tell_end(self, stream: _Stream, index: int, reason: EndReason) -> None:
         stream.times.ended += 1
-        self.listener.on_end(stream.times, index, reason)
+        for listener in self.listeners:
+            listener.on_end(stream.times, index, reason)
 
     def _time_tokens(self, times: RequestTimes, index: int, tokens: int) -> None:
         now = time.monotonic()
         choice = times.choices.get(index)
         if choice is None:
             times.choices[index] = ChoiceTimes(now, now, tokens)
-            self.listener.on_first(times, now - times.arrived, tokens)
+            for listener in self.listeners:
+                listener.on_first(times, now - times.arrived, tokens)
             return
-        self.listener.on_next(now - choice.last, tokens)
+        for listener in self.listeners:
+            listener.on_next(now - choice.last, tokens)
         choice.last = now
         choice.tokens += tokens
 

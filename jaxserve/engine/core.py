@@ -147,7 +147,7 @@ class EngineCore:
             priority=message.priority,
             arrival_time=time.monotonic(),
             cache_salt=message.cache_salt,
-            payload=SamplingRequest(params, masks),
+            payload=SamplingRequest(params, masks, message.pool),
             n=params.n,
             read_prefix_cache=params.prompt_logprobs is None,
             await_tokens=masks is not None and masks.needs_each_token,
@@ -215,6 +215,7 @@ class EngineCore:
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, ids)
         logprobs = done.handle.logprobs(ids)
+        embeddings = done.handle.embeddings()
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -228,6 +229,17 @@ class EngineCore:
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, NOTHING_TO_DRAW))
+                continue
+            if seq.request.payload.pool:
+                outputs.append(
+                    Output(
+                        seq.request.request_id,
+                        [],
+                        seq.finish_reason,
+                        cached_tokens=seq.num_cached_tokens,
+                        embedding=embeddings[seq],
+                    )
+                )
                 continue
             known = [logprobs[seq]] if seq in logprobs else None
             first = seq.index == 0 and len(seq.output_token_ids) == 1

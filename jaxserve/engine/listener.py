@@ -27,6 +27,7 @@ class RequestTimes:
     """One request as the client saw it.
 
     Args:
+        request_id: the caller's, not unique.
         arrived: when it was sent to the engine, on time.monotonic()'s clock.
         queue_s: seconds until it was first admitted; None before that.
         choices: those that have a token.
@@ -35,6 +36,7 @@ class RequestTimes:
 
     prompt_tokens: int
     params: SamplingParams
+    request_id: str | None = None
     arrived: float = field(default_factory=time.monotonic)
     queue_s: float | None = None
     choices: dict[int, ChoiceTimes] = field(default_factory=dict)

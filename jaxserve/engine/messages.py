@@ -50,6 +50,7 @@ class Submit(Message, frozen=True):
         bad_words: token ids of params.bad_words.
         priority: lower runs first, under the scheduling policy `priority`.
         cache_salt: only requests with the same salt share cached blocks.
+        pool: the prompt's embedding is wanted; max_tokens is 1, and that token isn't reported.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Submit(Message, frozen=True):
     bad_words: list[list[int]] = []
     priority: int = 0
     cache_salt: str | None = None
+    pool: bool = False
 
 
 class Abort(Message, frozen=True):
@@ -137,6 +139,7 @@ class Output(Message, frozen=True):
         queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
         cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
             first choice.
+        embedding: of the prompt, [E] float32 of length 1.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -152,6 +155,7 @@ class Output(Message, frozen=True):
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_s: float | None = None
+    embedding: bytes | None = None
     cached_tokens: int | None = None
 
 

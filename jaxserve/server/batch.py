@@ -162,7 +162,7 @@ async def run_batch(
         if ids <= output.done:
             return Tally(len(ids), before, 0)
         bar = tqdm(total=len(ids), initial=before, desc="batch", disable=not progress)
-        async with _session(engine) as http:
+        async with _session(engine, max_in_flight) as http:
             room = asyncio.Semaphore(max_in_flight)
             async with asyncio.TaskGroup() as tasks:
 
@@ -189,7 +189,9 @@ async def run_batch(
 
 
 @asynccontextmanager
-async def _session(engine: EngineConfig) -> AsyncIterator[aiohttp.ClientSession]:
+async def _session(
+    engine: EngineConfig, max_in_flight: int
+) -> AsyncIterator[aiohttp.ClientSession]:
     """An engine behind the very server that others use, on a socket that nobody else can reach."""
     client = await EngineClient.start(engine)
     app = create_app(client, ServerConfig(access_log=False))
@@ -198,7 +200,7 @@ async def _session(engine: EngineConfig) -> AsyncIterator[aiohttp.ClientSession]
         await runner.setup()
         with tempfile.TemporaryDirectory(prefix="jaxserve-") as folder:
             address = f"{folder}/http"
-            await web.UnixSite(runner, address).start()
+            await web.UnixSite(runner, address, backlog=max_in_flight).start()
             connector = aiohttp.UnixConnector(address, limit=0)
             async with aiohttp.ClientSession("http://batch", connector=connector) as session:
                 yield session

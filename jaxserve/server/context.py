@@ -21,6 +21,7 @@ from jaxserve.server.keys import Keys
 from jaxserve.server.metrics import EngineMetrics, HttpMetrics
 from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
 from jaxserve.server.responses import new_id
+from jaxserve.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from jaxserve.engine.client import EngineClient
@@ -37,11 +38,17 @@ class Serving:
     created: int = field(default_factory=lambda: int(time.time()))
     http: HttpMetrics = field(default_factory=HttpMetrics)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    tracer: Tracer | None = None
 
-    def watch(self) -> None:
-        """Begins to keep figures of the process, of HTTP and of the engine, for /metrics."""
+    def watch(self, tracer: Tracer | None = None) -> None:
+        """Begins to keep figures of the process, of HTTP and of the engine, for /metrics, and to
+        send traces if there is somebody to take them."""
         metrics = EngineMetrics(self.client, self.config.metrics_prefix, self.names[0])
-        self.client.listener = metrics
+        self.client.listeners.append(metrics)
+        if tracer is not None:
+            self.tracer = tracer
+            tracer.model = self.names[0]
+            self.client.listeners.append(tracer)
         for collector in (metrics, self.http):
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)

@@ -23,6 +23,7 @@ from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.keys import Keys
 from jaxserve.server.tls import tls_context
+from jaxserve.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,16 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: a key, a certificate or the chat template can't be read, or the address can't
-            be bound.
+        ConfigError: a key, a certificate or the chat template can't be read, OpenTelemetry is
+            asked for and not installed, or the address can't be bound.
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
     _allow_many_connections()
     keys, tls = Keys.load(config), tls_context(config)
     template = _read_template(config.chat_template)
+    endpoint = config.otlp_traces_endpoint
+    tracer = None if endpoint is None else Tracer(endpoint)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
     with _bound_socket(config) as sock, _stop_on_signals() as stop:
@@ -74,10 +77,12 @@ async def serve(
         if template is not None:
             client.tokenizer.use_chat_template(template)
         app = create_app(client, config, keys)
-        app[SERVING].watch()
+        app[SERVING].watch(tracer)
         async with _listening(app, client, sock, tls) as site:
             announce(_url(sock, tls), app[SERVING].names[0], time.monotonic() - begin)
             died = await _until_stopped(app[SERVING], site, stop)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         if died:
             raise EngineDeadError("the engine process died; its own messages are above")
 

@@ -143,9 +143,12 @@ class EngineMetrics(Listener, Collector):
         """The histograms take what ended well: a time cut short would read as a fast one."""
         self._ended[reason] += 1
         choice = times.choices.get(index)
-        if reason not in ("stop", "length") or choice is None:
+        if reason not in ("stop", "length"):
             return
         self._e2e.observe(time.monotonic() - times.arrived)
+        if choice is None:  # an embedding
+            self._prompt_tokens += times.prompt_tokens
+            return
         queue_s = times.queue_s or 0.0
         admitted = times.arrived + queue_s
         self._queue.observe(queue_s)

@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.server import (
     chat,
     completions,
+    embeddings,
     health,
     models,
     operators,
@@ -41,6 +42,12 @@ OPERATIONS = (
         responses_api.ResponsesRequest,
         event=dict[str, Any],
         refused=responses_api.UNSUPPORTED,
+    ),
+    Operation(
+        *("POST", "/v1/embeddings", embeddings.create_embeddings),
+        "The embeddings of texts.",
+        embeddings.Embeddings,
+        embeddings.EmbeddingRequest,
     ),
     Operation(
         *("GET", "/v1/models", models.list_models),

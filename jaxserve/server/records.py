@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,10 @@ from jaxserve.server.context import SERVING
 from jaxserve.server.errors import Handler
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from jaxserve.server.generation import TokenCount
+    from jaxserve.server.tracing import Tracer
 
 CLIENT_LEFT = 499  # nginx's status for a request whose client didn't wait
 ID_HEADER = "X-Request-Id"
@@ -87,16 +90,26 @@ async def record_middleware(request: web.Request, handler: Handler) -> web.Strea
     """The outermost: counts and logs each request with the status that its client saw."""
     serving = request.app[SERVING]
     status = CLIENT_LEFT
-    with recorded(request) as record:
+    with recorded(request) as record, _traced(serving.tracer, request, record) as span:
         try:
             response = await handler(request)
             status = response.status
             return response
         finally:
+            if span is not None:
+                span.set_attribute("http.response.status_code", status)
             seconds = time.monotonic() - record.began
             serving.http.observe(_route(request), request.method, status, seconds)
             if serving.config.access_log:
                 _log(request, record, status, seconds)
+
+
+def _traced(
+    tracer: Tracer | None, request: web.Request, record: RequestRecord
+) -> AbstractContextManager[Span | None]:
+    if tracer is None:
+        return nullcontext()
+    return tracer.request(request, record.id, _route(request))
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -291,23 +291,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         return 1 if self.n is None else self.n
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one a choice: a string, or token ids.
-
-        Raises:
-            InvalidRequestError: no prompt, or strings and ids mixed.
-        """
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if kinds == {int}:
-            return [self.prompt]  # type: ignore[list-item]
-        if kinds in ({str}, {list}):
-            return self.prompt  # type: ignore[return-value]
-        raise InvalidRequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of lists of "
-            "token ids, and not empty",
-            "prompt",
-        )
+        """The prompts, one a choice; raises InvalidRequestError as texts() does."""
+        return texts(self.prompt, "prompt")
 
     def to_sampling_params(self) -> SamplingParams:
         """max_tokens is 16 unless given, as in OpenAI's API."""
@@ -330,6 +315,26 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         params = self.sampling_params(limit, self.logprobs or 0)
         with renaming({"n": "best_of"}):
             return replace(params, n=self.best_of)
+
+
+def texts(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
+    """One text or several, each a string or token ids, as a list.
+
+    Raises:
+        InvalidRequestError: none, or strings and ids mixed; says so of the field `name`.
+    """
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return [given]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return given  # type: ignore[return-value]
+    raise InvalidRequestError(
+        f"{name} must be a string, a list of strings, a list of token ids or a list of lists of "
+        "token ids, and not empty",
+        name,
+    )
 
 
 # Values that ask for nothing; null always does.

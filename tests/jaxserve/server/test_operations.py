@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.slow
@@ -111,6 +113,7 @@ async def test_the_dashboard_asks_for_nothing_that_is_not_there(
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for expr in asked for name in METRIC.findall(expr)}
     assert len(names) > 20
+    await scrape(http)  # which is counted by the next
     assert names <= {sample.name for sample in (await scrape(http)).samples}
 
 
@@ -261,3 +264,48 @@ async def test_tokenize_and_back(server: Any, http: aiohttp.ClientSession) -> No
     ):
         status, refused = await post(path, **body)
         assert (status, refused["error"]["param"]) == (400, param)
+
+
+async def test_traces_reach_a_collector(start_server: Callable[..., Any]) -> None:
+    trace_service_pb2 = pytest.importorskip(
+        "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+    )
+    spans: list[Any] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        sent = trace_service_pb2.ExportTraceServiceRequest.FromString(await request.read())
+        spans.extend(
+            span
+            for resource in sent.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        )
+        return web.Response()
+
+    collector = web.Application()
+    collector.router.add_post("/v1/traces", collect)
+    async with TestServer(collector) as at:
+        server = start_server("--otlp-traces-endpoint", str(at.make_url("")))
+        trace_id, parent_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+        headers = {"traceparent": f"00-{trace_id}-{parent_id}-01", "X-Request-Id": "mine"}
+        body = {"model": server.model, "prompt": "x", "max_tokens": 3, "ignore_eos": True}
+        async with (
+            aiohttp.ClientSession(server.url, timeout=LIMIT) as http,
+            http.post("/v1/completions", json=body, headers=headers) as response,
+        ):
+            assert response.status == 200
+        server.process.terminate()
+        assert await asyncio.to_thread(server.wait) == 0
+
+    by_name = {span.name: span for span in spans}
+    outer, inner = by_name["POST /v1/completions"], by_name["llm_request"]
+    assert outer.trace_id.hex() == inner.trace_id.hex() == trace_id
+    assert outer.parent_span_id.hex() == parent_id
+    assert inner.parent_span_id == outer.span_id
+    assert outer.start_time_unix_nano <= inner.start_time_unix_nano < inner.end_time_unix_nano
+    told = {entry.key: entry.value for entry in inner.attributes}
+    assert told["gen_ai.request.id"].string_value == "mine"
+    assert told["gen_ai.usage.completion_tokens"].int_value == 3
+    assert told["gen_ai.latency.time_to_first_token"].double_value > 0
+    told = {entry.key: entry.value for entry in outer.attributes}
+    assert told["http.response.status_code"].int_value == 200

@@ -76,6 +76,8 @@ def as_api_error(error: Exception) -> ApiError:
                 code="overloaded",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
+        case RecursionError():  # a value that could just be read, and was too deep to be used
+            return ApiError(400, "the body is nested too deeply", code="invalid_json")
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
         case web.HTTPException():

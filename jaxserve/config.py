@@ -49,6 +49,8 @@ class EngineConfig:
         overlap: plan and dispatch a step while the one before it runs.
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
+        generation_config: "auto" takes what requests leave unset from the model's own
+            generation_config.json; "none" leaves that file aside, its EOS ids excepted.
     """
 
     model: str = DEFAULT_MODEL
@@ -65,11 +67,16 @@ class EngineConfig:
     overlap: bool = True
     forbid_compile: bool = False
     seed: int = 0
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
+            )
+        if self.generation_config not in ("auto", "none"):
+            raise ConfigError(
+                f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
         if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
             raise ConfigError(

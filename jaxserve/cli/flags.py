@@ -30,6 +30,7 @@ HELP = {
     "overlap": "plan a step while the one before it runs",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "base of the seeds of requests that bring none",
+    "generation_config": "auto samples as the model's generation_config.json says; none ignores it",
     # ServerConfig
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one",
@@ -105,12 +106,14 @@ def add_flags(
     *,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
+    unset: Iterable[str] = (),
     **defaults: Any,
 ) -> None:
     """Adds one flag for each field of a dataclass.
 
     Args:
         only: the fields to add; all but `skip` if absent.
+        unset: fields that have no default here: build() takes theirs from elsewhere.
         defaults: fields whose default differs from the class's.
     """
     hints = typing.get_type_hints(settings)
@@ -119,6 +122,8 @@ def add_flags(
         if name in skip:
             continue
         default = defaults.get(name, fields[name].default)
+        if name in unset:
+            default = argparse.SUPPRESS
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=_destination(settings, name),
@@ -128,12 +133,16 @@ def add_flags(
         )
 
 
-def build(settings: type[Settings], args: argparse.Namespace) -> Settings:
-    """Makes the dataclass from those of its fields that were added as flags."""
+def build(settings: type[Settings], args: argparse.Namespace, **defaults: Any) -> Settings:
+    """Makes the dataclass from those of its fields that were added as flags.
+
+    Args:
+        defaults: of fields that add_flags() left unset.
+    """
     added = {name: _destination(settings, name) for name in _fields(settings)}
     given = {name: getattr(args, where) for name, where in added.items() if hasattr(args, where)}
     frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return settings(**frozen)
+    return settings(**defaults | frozen)
 
 
 def _destination(settings: type, name: str) -> str:
@@ -162,6 +171,6 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
 
 def _help(name: str, default: Any) -> str:
     text = HELP[name].replace("%", "%%")
-    if default is None or default == ():
+    if default in (None, (), argparse.SUPPRESS):
         return text
     return f"{text} (default: {format_size(default) if name in SIZES else default})"

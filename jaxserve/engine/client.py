@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -26,6 +27,7 @@ import zmq.asyncio
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
+from jaxserve.engine.defaults import sampling_defaults
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.engine.listener import ChoiceTimes, EndReason, Listener, RequestTimes
 from jaxserve.engine.mailbox import Mailbox
@@ -57,7 +59,11 @@ class _Stream:
 
 
 class EngineClient:
-    """Starts an engine process and streams requests through it. Use EngineClient.start()."""
+    """Starts an engine process and streams requests through it. Use EngineClient.start().
+
+    sampling_defaults: values that the model asks for in SamplingParams' fields that a request
+    leaves unset. Who makes the params applies them.
+    """
 
     def __init__(
         self,
@@ -81,6 +87,7 @@ class EngineClient:
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
         self.listeners: list[Listener] = []
         self.tokenizer: Tokenizer
+        self.sampling_defaults: dict[str, Any]
         self.ready: messages.Ready
         self.stats: messages.EngineStats  # the last reading
         self._intake: Intake
@@ -118,7 +125,9 @@ class EngineClient:
             fetched = await client._hear()
             assert isinstance(fetched, messages.Fetched)
             # The engine loads and compiles while we read the tokenizer.
-            client.tokenizer = await asyncio.to_thread(load_tokenizer, Path(fetched.path))
+            path = Path(fetched.path)
+            client.tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            client.sampling_defaults = sampling_defaults(config, path)
             ready = await client._hear()
             assert isinstance(ready, messages.Ready)
             client._begin(ready)

@@ -18,6 +18,7 @@ import checkpoints
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
+from jaxserve.engine.defaults import sampling_defaults
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.engine.messages import as_error
 from jaxserve.errors import InvalidRequestError
@@ -73,12 +74,19 @@ class LLM:
         self.config = EngineConfig(model=model, **settings)
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
+        self._sampling_defaults = sampling_defaults(self.config, path)
         self.core = EngineCore(self.config, path, self.tokenizer, progress)
         ready = self.core.ready
         self._intake = Intake(
             self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
         )
         self._counter = itertools.count()
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds for prompts without params: the model's own generation_config.json, and
+        SamplingParams' defaults for what it leaves open. Params that are given are used as they
+        are."""
+        return SamplingParams(**self._sampling_defaults)
 
     def generate(
         self,
@@ -88,7 +96,7 @@ class LLM:
         """Completes prompts (text or token ids, one or many), in order.
 
         Args:
-            params: one for all, or one a prompt; None is SamplingParams().
+            params: one for all, or one a prompt; None is default_sampling_params().
 
         Raises:
             InvalidRequestError: a prompt or its params can't be served; nothing was run, unless
@@ -97,7 +105,7 @@ class LLM:
         """
         several = _several(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(several)
+            params = [params or self.default_sampling_params()] * len(several)
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"{len(several)} prompts came with {len(params)} params: give one, or one a prompt"

@@ -30,8 +30,8 @@ class HostBuffers:
     rows: DrawRows[np.ndarray]
 
     @classmethod
-    def allocate(cls, bucket: Bucket, width: int) -> HostBuffers:
-        shapes = int_shapes(bucket, width)
+    def allocate(cls, bucket: Bucket, width: int, groups: int) -> HostBuffers:
+        shapes = int_shapes(bucket, width, groups)
         ints = np.zeros(size(shapes), np.int32)
         draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
         rows = DrawRows.split(draws)
@@ -65,9 +65,11 @@ class Runner:
         self._sampling = SamplingState(state.tables)
         self._copy = copy
         self._block_size = block_size
-        width = slots.block_tables.shape[1]
+        groups, _, width = slots.block_tables.shape
         # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {b: [HostBuffers.allocate(b, width) for _ in range(2)] for b in steps}
+        self._buffers = {
+            b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
+        }
         self._turn = 0
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
@@ -140,8 +142,8 @@ class Runner:
         positions = slots.num_computed[decodes]
         batch.tokens[:n] = -1 - decodes
         batch.positions[:n] = positions
-        blocks = slots.block_tables[decodes, positions // self._block_size]
-        batch.write_slots[:n] = blocks * self._block_size + positions % self._block_size
+        blocks = slots.block_tables[:, decodes, positions // self._block_size]  # [G, n]
+        batch.write_slots[:, :n] = blocks * self._block_size + positions % self._block_size
         batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
         rows.slots[:n] = decodes
         rows.keep[:n] = 1
@@ -160,8 +162,8 @@ class Runner:
             positions = np.arange(chunk.start, chunk.start + n, dtype=np.int32)
             batch.tokens[tokens] = chunk.token_ids
             batch.positions[tokens] = positions
-            blocks = slots.block_tables[slot, positions // self._block_size]
-            batch.write_slots[tokens] = blocks * self._block_size + positions % self._block_size
+            blocks = slots.block_tables[:, slot, positions // self._block_size]  # [G, n]
+            batch.write_slots[:, tokens] = blocks * self._block_size + positions % self._block_size
             if targets := self._prompt_targets(chunk):
                 sequence = slots.sequences[slot]
                 assert sequence is not None
@@ -182,7 +184,8 @@ class Runner:
         used = buffers.rows.slots[: len(batch.context_lens)]
         batch.query_starts[rows + 1 :] = batch.query_starts[rows]
         batch.context_lens[:] = slots.num_computed[used]
-        batch.block_tables[:] = slots.block_tables[used]
+        # Without a mode, take() would buffer what it writes.
+        slots.block_tables.take(used, 1, batch.block_tables, "clip")
         buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
         buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
 

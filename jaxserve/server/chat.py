@@ -41,7 +41,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving.check_model(body.model)
     body.check()
     with renaming(body.names):
-        params = serving.check_limits(body.to_sampling_params())
+        asked = body.to_sampling_params(serving.client.sampling_defaults)
+        params = serving.check_limits(asked)
         prompt = await generation.off_loop(request, render, serving, body, params)
     if prompt.shows_special_tokens:
         params = replace(params, skip_special_tokens=False)

@@ -27,7 +27,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), CompletionRequest, COMPLETION_UNSUPPORTED)
     serving.check_model(body.model)
     body.check()
-    params = serving.check_limits(body.to_sampling_params())
+    params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
     prompts = await generation.off_loop(request, tokenize, serving, body, params)
     batches = generation.submit(serving, prompts, params, **body.scheduling())
     if body.only_echo:

@@ -6,19 +6,22 @@ A field is in a struct (honoured), or in an UNSUPPORTED table with the values th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jaxserve.server.bodies import renaming
 from jaxserve.server.tools import NamedChoice, Tool, ToolUse
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PRIORITY = 2**31 - 1
 MAX_SALT = 1024  # characters
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +133,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -198,15 +204,39 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             )
         return wanted[0] if wanted else None
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range."""
+    def beam_search(self, best_of: int | None) -> BeamSearchParams | None:
+        """A search as wide as `best_of` or, without it, n."""
+        if self.use_beam_search:
+            width = (1 if self.n is None else self.n) if best_of is None else best_of
+            penalty = 1.0 if self.length_penalty is None else self.length_penalty
+            with renaming({"beam_width": "n" if best_of is None else "best_of"}):
+                return BeamSearchParams(width, penalty, self.early_stopping or False)
+        for name, nothing in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
+            if getattr(self, name) not in nothing:
+                raise InvalidRequestError(f"{name} needs use_beam_search: true", name)
+        return None
+
+    def sampling_params(
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        defaults: Mapping[str, Any],
+        best_of: int | None = None,
+    ) -> SamplingParams:
+        """Raises InvalidRequestError for a value out of range.
+
+        Args:
+            defaults: of the fields that the request leaves out.
+        """
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_outputs=self.structured_params(),
-            **{name: value for name, value in given.items() if value is not None},
+            beam_search=self.beam_search(best_of),
+            **{**defaults, **given},
         )
 
 
@@ -252,14 +282,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
             )
         return own or forced
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_completion_tokens wins over max_tokens; without either, up to the context limit."""
         limit = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
         with renaming({"logprobs": "top_logprobs"}):
-            return self.sampling_params(self.max_tokens if limit is None else limit, top)
+            limit = self.max_tokens if limit is None else limit
+            return self.sampling_params(limit, top, defaults)
 
     @property
     def names(self) -> dict[str, str]:
@@ -294,14 +325,14 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         """The prompts, one a choice; raises InvalidRequestError as texts() does."""
         return texts(self.prompt, "prompt")
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_tokens is 16 unless given, as in OpenAI's API."""
         absent = self.max_tokens is None
         limit = DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens
         if self.only_echo:
             limit = 1  # the engine's least; it isn't shown
-        if self.best_of is None or self.best_of == self.returned:
-            params = self.sampling_params(limit, self.logprobs)
+        if self.best_of is None or (self.best_of == self.returned and not self.use_beam_search):
+            params = self.sampling_params(limit, self.logprobs, defaults)
             if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
                 params = replace(params, prompt_logprobs=self.logprobs)
             return params
@@ -309,10 +340,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequestError("best_of can't be echoed: leave out one", "best_of")
         if self.best_of < self.returned:
             raise InvalidRequestError("best_of must be at least n", "best_of")
+        if self.use_beam_search:
+            return self.sampling_params(limit, self.logprobs, defaults, self.best_of)
         if self.stream:
             raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
         # The best are told by the logprobs of their tokens.
-        params = self.sampling_params(limit, self.logprobs or 0)
+        params = self.sampling_params(limit, self.logprobs or 0, defaults)
         with renaming({"n": "best_of"}):
             return replace(params, n=self.best_of)
 
@@ -340,8 +373,6 @@ def texts(given: str | list[str | int | list[int]], name: str) -> list[str | lis
 # Values that ask for nothing; null always does.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # vLLM's extras
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
     "spaces_between_special_tokens": (True,),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),

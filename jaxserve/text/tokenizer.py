@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,11 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
+from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.gguf_header import GGUFHeader, read_header
+from checkpoints.json_file import read_json
 from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.models.fields import FLAG, OBJECT, TEXT, TOKEN_IDS, Kind, either, list_of, token_ids
 from jaxserve.text import sentencepiece
 from jaxserve.text.chat_template import DEFAULT, ChatTemplate
 from jaxserve.text.gguf_vocab import build_backend
@@ -29,6 +31,20 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+_KINDS = ("bos", "eos", "unk", "pad")
+_NAMED_TEMPLATE = Kind(
+    'an object of "name" and "template"',
+    lambda v: (
+        isinstance(v, dict)
+        and isinstance(v.get("name"), str)
+        and isinstance(v.get("template"), str)
+    ),
+)
+_CONFIG_FIELDS = {
+    "add_bos_token": FLAG,
+    "chat_template": either(TEXT, list_of(_NAMED_TEMPLATE)),
+    **dict.fromkeys((f"{kind}_token" for kind in _KINDS), either(TEXT, OBJECT)),
+}
 
 
 class Tokenizer:
@@ -162,22 +178,22 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 
 
 def _from_folder(path: Path) -> Tokenizer:
-    config = _read_json(path / "tokenizer_config.json")
+    config = read_json(path / "tokenizer_config.json", _CONFIG_FIELDS, optional=True)
     backend = _folder_backend(path, config)
     # Left from training: they would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
     special_tokens = {}
-    for kind in ("bos", "eos", "unk", "pad"):
+    for kind in _KINDS:
         token = config.get(f"{kind}_token")
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str):
             special_tokens[f"{kind}_token"] = content
     ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
-    generation = _read_json(path / "generation_config.json").get("eos_token_id")
-    if generation is None:
-        generation = _read_json(path / "config.json").get("eos_token_id")
-    more = generation if isinstance(generation, list) else [generation]
+    more = read_eos_token_ids(path)
+    if not more:
+        model = read_json(path / "config.json", {"eos_token_id": TOKEN_IDS}, optional=True)
+        more = token_ids(model.get("eos_token_id"))
     return Tokenizer(
         backend,
         ChatTemplate(_folder_templates(path, config), special_tokens),
@@ -207,23 +223,16 @@ def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Every place a folder may keep them; a file of its own wins over tokenizer_config.json."""
-    stored = config.get("chat_template")
+    stored = config.get("chat_template") or {}
     if isinstance(stored, list):
         sources = {entry["name"]: entry["template"] for entry in stored}
     else:
-        sources = {DEFAULT: stored} if isinstance(stored, str) else {}
+        sources = {DEFAULT: stored} if stored else {}
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         sources[file.stem] = file.read_text(encoding="utf-8")
     if (path / "chat_template.jinja").exists():
         sources[DEFAULT] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     return sources
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
 
 
 def _unique(ids: Sequence[int | None]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     body = parse(await read_json(request), ResponsesRequest, UNSUPPORTED)
     serving.check_model(body.model)
     with renaming(NAMES):
-        params = serving.check_limits(body.to_sampling_params())
+        params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
         prompt = await generation.off_loop(request, render, serving, body, params)
     if prompt.shows_special_tokens:
         params = replace(params, skip_special_tokens=False)

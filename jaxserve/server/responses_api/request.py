@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.server.requests import NO_DEFAULTS
 from jaxserve.server.tools import Function, FunctionName, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
@@ -87,8 +89,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         """Raises InvalidRequestError for tools or a tool_choice that can't be."""
         return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
-    def to_sampling_params(self) -> SamplingParams:
-        """Without a limit, up to the context's."""
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """Without a limit, up to the context's.
+
+        Args:
+            defaults: of the fields that the request leaves out.
+        """
         own = self.text.format.structured() if self.text and self.text.format else None
         forced = self.tool_use().structured()
         if own and forced:
@@ -99,12 +105,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         wanted = LOGPROBS in (self.include or ())
         if self.top_logprobs and not wanted:
             raise InvalidRequestError(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
+        given = {"temperature": self.temperature, "top_p": self.top_p}
         return SamplingParams(
             max_tokens=self.max_output_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
             logprobs=(self.top_logprobs or 0) if wanted else None,
             structured_outputs=own or forced,
+            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
         )
 
 

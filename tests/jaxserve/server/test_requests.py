@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta, TokenLogprobs
-from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, StructuredOutputsParams
 from jaxserve.server.bodies import parse, renaming
 from jaxserve.server.generation import best
 from jaxserve.server.messages import template_message
@@ -259,6 +259,24 @@ def test_best_of_makes_more_than_it_returns() -> None:
         assert raised.value.param == "best_of"
 
 
+def test_a_beam_search_is_as_wide_as_best_of_or_n() -> None:
+    asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "length_penalty": 0.5}
+    assert parse_chat(**asked).to_sampling_params().beam_search == BeamSearchParams(2, 0.5)
+    params = parse_text(**asked, best_of=4, early_stopping="never").to_sampling_params()
+    assert (params.n, params.beam_search) == (2, BeamSearchParams(4, 0.5, "never"))
+    for fields, param in (
+        ({"use_beam_search": True, "n": 17}, "n"),
+        ({"use_beam_search": True, "best_of": 17}, "best_of"),
+        ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
+        ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ):
+        with pytest.raises(InvalidRequestError) as raised:
+            parse_text(**fields).to_sampling_params()
+        assert raised.value.param == param
+
+
 def test_the_best_are_the_likeliest_by_token() -> None:
     def output(index: int, *logprobs: float) -> CompletionDelta:
         entries = tuple(TokenLogprobs(0, value, 1, ()) for value in logprobs)
@@ -409,6 +427,16 @@ def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) 
     with pytest.raises(InvalidRequestError) as raised:
         template_message(message, "messages[0]")
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize("parse_any", [parse_chat, parse_text])
+def test_the_models_defaults_hold_where_the_request_says_nothing(parse_any: Any) -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    params = parse_any(top_p=1.0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 1.0, 20)
+    params = parse_any(temperature=0, top_k=0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0, 0.9, 0)
+    assert parse_any().to_sampling_params().temperature == 1.0
 
 
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

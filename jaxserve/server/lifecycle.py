@@ -81,6 +81,10 @@ async def serve(
             client.tokenizer.use_chat_template(template)
         app = create_app(client, config, keys)
         app[SERVING].watch(tracer)
+        # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
+        # garbage would stop every stream for as long.
+        gc.collect()
+        gc.freeze()
         async with _listening(app, client, sock, tls) as site:
             announce(_url(sock, tls), app[SERVING].names[0], time.monotonic() - begin)
             died = await _until_stopped(app[SERVING], site, stop)

@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 
 from jaxserve.engine.cache_layout import CacheLayout
-from jaxserve.engine.loader import LoadedModel
+from jaxserve.engine.loader import ModelOutline
 from jaxserve.models.decoder import Decoder
 
 # Layers of a segment on a CPU, where a call costs less than a layer's share of a program's load. A
@@ -40,6 +40,10 @@ class Segment:
     places: tuple[tuple[int, int], ...]
     kind: int
 
+    def of(self, pages: list[Any]) -> list[Any]:
+        """Its buffers of the pool."""
+        return [pages[i] for i in self.buffers]
+
 
 class PartedParams(NamedTuple):
     """A model's parameters as its programs take them: those of its ends, and of each segment."""
@@ -63,9 +67,9 @@ class ModelParts:
     segments: tuple[Segment, ...]
 
     @classmethod
-    def split(cls, model: LoadedModel, layout: CacheLayout, sizes: range) -> ModelParts:
+    def split(cls, model: ModelOutline, layout: CacheLayout, sizes: range) -> ModelParts:
         """Cuts a model into segments of one of these sizes, whichever needs the least code."""
-        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.leaves)
+        shapes = model.shapes
         abstract = jax.tree.unflatten(model.structure, shapes)
         paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
         ends: list[int] = []

@@ -24,8 +24,12 @@ from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
 from jaxserve.sampling.rows import unpack
 from jaxserve.sampling.sampler import sample
+from pallas_kernels import copy_blocks
 
 PIECE = 128  # prompt tokens whose logits are in memory at once
+COPIES = 16  # blocks that one call copies
+COPIED_BUFFERS = 8  # buffers in which it does
+_PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
 
 
 class StepState(NamedTuple):
@@ -61,7 +65,7 @@ class Step:
     Args:
         segments: of the model.
         run: one an entry of `segments`; equal segments have the same program.
-        take: PIECE hidden states from a row on.
+        take: PIECE hidden states from a row on; None for pure decodes.
         logprobs: of the prompt tokens that follow them.
     """
 
@@ -69,7 +73,7 @@ class Step:
     embed: Compiled
     run: list[Compiled]
     draw: Compiled
-    take: Compiled
+    take: Compiled | None
     logprobs: Compiled
 
     def __call__(
@@ -81,7 +85,7 @@ class Step:
         x = self.embed(params.ends, last_tokens, batch)
         pages = list(pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
-            x, rows, new = run(own, [pages[i] for i in segment.buffers], x, batch)
+            x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
         last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
@@ -91,9 +95,30 @@ class Step:
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
     ) -> Logprobs[jax.Array]:
         """Logprobs of the tokens `targets` [PIECE] that follow x's rows from `first` on."""
+        assert self.take is not None
         piece = self.take(x, np.int32(first))
         logprobs: Logprobs[jax.Array] = self.logprobs(params.ends, piece, targets)
         return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """The compiled programs that copy blocks, each in some of the pool's buffers."""
+
+    programs: list[tuple[slice, Compiled]]
+
+    def __call__(self, pages: Pages, copies: tuple[tuple[int, int], ...]) -> Pages:
+        """The pages with each source block copied to its destination; `pages` are donated."""
+        for first in range(0, len(copies), COPIES):
+            pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
+            some = copies[first : first + COPIES]
+            pairs[:, : len(some)] = np.array(some, np.int32).T
+            pages = [page for some, copy in self.programs for page in copy(pages[some], pairs)]
+        return pages
+
+
+def _copy(pages: Pages, pairs: jax.Array) -> Pages:
+    return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +203,35 @@ class StepPrograms:
 
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
-    ) -> dict[Bucket, Step]:
-        """Compiles every bucket's programs."""
+    ) -> tuple[dict[Bucket, Step], CopyBlocks]:
+        """Compiles every bucket's programs, and the one that copies blocks.
+
+        Args:
+            state: shapes are enough.
+        """
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
             jobs |= self._jobs(bucket, state)
+        pieces: list[tuple[slice, Hashable]] = []
+        for first in range(0, len(state.pages), COPIED_BUFFERS):
+            some = slice(first, first + COPIED_BUFFERS)
+            key = ("copy", *(k.shape for k, _ in state.pages[some]))
+            jobs.setdefault(key, Job(_copy, (state.pages[some], _PAIRS), (0,)))
+            pieces.append((some, key))
         done = compile_together(jobs, progress)
-        return {
+        copy = CopyBlocks([(some, done[key]) for some, key in pieces])
+        steps = {
             bucket: Step(
                 self.parts.segments,
                 done["embed", bucket],
                 [done["segment", bucket, segment.kind] for segment in self.parts.segments],
                 done["draw", bucket.drawn],
-                done["take", bucket.tokens],
+                done.get(("take", bucket.tokens)),
                 done["logprobs"],
             )
             for bucket in buckets
         }
+        return steps, copy
 
     def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
         ends, segments = self.parts.distribute(self.parts.shapes)
@@ -205,18 +242,16 @@ class StepPrograms:
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )
-        index = jax.ShapeDtypeStruct((), jnp.int32)
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, Job] = {
             ("embed", bucket): Job(embed, (ends, last, ints)),
             ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
-            ("take", bucket.tokens): Job(self._take, (x, index)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }
+        if not bucket.decode:
+            jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
-            pages = [state.pages[i] for i in segment.buffers]
-            jobs.setdefault(
-                ("segment", bucket, segment.kind), Job(run, (params, pages, x, ints), (1, 2))
-            )
+            job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))
+            jobs.setdefault(("segment", bucket, segment.kind), job)
         return jobs

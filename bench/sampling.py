@@ -1,9 +1,10 @@
-"""What the sampler costs a step, beside the plain way of sorting the whole vocabulary.
+"""What the sampler costs a step, beside a bare argmax and the plain way of sorting the vocabulary.
 
-    python bench/sampling.py [--rows 1 32 256] [--vocab 128256] [--repeats 5]
+    python -m bench.sampling [--rows 1 32 256] [--vocab 128256] [--repeats 5]
 
-Milliseconds of one compiled call, median, by rows and by what the rows ask for. The last line is
-one flat JSON object.
+Milliseconds of one compiled call, median, by rows and by what the rows ask for. Each call makes its
+logits by a narrow matmul, whose share "argmax" shows: a sampler that is handed them has them copied
+by XLA's CPU backend, which no step does. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from jaxserve.sampling.processors import SamplingTables
 from jaxserve.sampling.rows import SamplingRows, pack, unpack
 from jaxserve.sampling.sampler import sample
 
+HIDDEN = 64  # inner size of the matmul
+
 KINDS = {
     "greedy": SamplingParams(temperature=0),
     "temperature": SamplingParams(),
@@ -39,6 +42,10 @@ def settings(params: SamplingParams, rows: int) -> SamplingRows:
     ints, floats = map(np.stack, zip(*(pack(params, i, False) for i in range(rows)), strict=True))
     slots = jnp.arange(rows)
     return unpack(jnp.asarray(ints), jnp.asarray(floats), slots, jnp.zeros_like(slots))
+
+
+def argmax(logits: jax.Array) -> jax.Array:
+    return jnp.argmax(logits, axis=-1)
 
 
 def plain_sort(logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -63,7 +70,29 @@ def milliseconds(repeats: int, call: Callable[..., jax.Array], *args: object) ->
         start = time.perf_counter()
         run().block_until_ready()
         times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return round(statistics.median(times), 3)
+
+
+def measure(rows: int, vocab: int, repeats: int) -> dict[str, float]:
+    """Figures of one row count, by name."""
+    random = np.random.default_rng(0)
+    hidden = jnp.asarray(random.normal(0, 1, (rows, HIDDEN)), jnp.float32)
+    head = jnp.asarray(random.normal(0, 3 / HIDDEN**0.5, (HIDDEN, vocab)), jnp.float32)
+    asked = {name: settings(params, rows) for name, params in KINDS.items()}
+    tables = SamplingTables.allocate(rows + 1, vocab)
+
+    def compiled(choose: Callable[..., jax.Array], *args: object) -> Callable[..., jax.Array]:
+        step = jax.jit(lambda hidden, head, *args: choose(hidden @ head, *args))
+        return step.lower(hidden, head, *args).compile()
+
+    time_of = partial(milliseconds, repeats)
+    figures = {"argmax": time_of(compiled(argmax), hidden, head)}
+    ours = compiled(sample, asked["greedy"], tables)
+    for name, wanted in asked.items():
+        figures[name] = time_of(ours, hidden, head, wanted, tables)
+    theirs = compiled(plain_sort, asked["top_k_top_p"])
+    figures["plain_sort"] = time_of(theirs, hidden, head, asked["top_k_top_p"])
+    return figures
 
 
 def main() -> None:
@@ -77,22 +106,9 @@ def main() -> None:
         "vocab": args.vocab,
     }
     for rows in args.rows:
-        logits = jnp.asarray(
-            np.random.default_rng(0).normal(0, 3, (rows, args.vocab)).astype(np.float32)
-        )
-        tables = SamplingTables.allocate(rows + 1, args.vocab)
-        ours = jax.jit(sample).lower(logits, settings(KINDS["greedy"], rows), tables).compile()
-        theirs = jax.jit(plain_sort).lower(logits, settings(KINDS["greedy"], rows)).compile()
-        for name, params in KINDS.items():
-            asked = settings(params, rows)
-            figures[f"{name}_{rows}_ms"] = round(
-                milliseconds(args.repeats, ours, logits, asked, tables), 3
-            )
-        asked = settings(KINDS["top_k_top_p"], rows)
-        figures[f"plain_sort_{rows}_ms"] = round(
-            milliseconds(args.repeats, theirs, logits, asked), 3
-        )
-        print({name: value for name, value in figures.items() if f"_{rows}_ms" in name})
+        measured = measure(rows, args.vocab, args.repeats)
+        print(f"{rows} rows, ms: {measured}", flush=True)
+        figures |= {f"{name}_{rows}_ms": value for name, value in measured.items()}
     print(json.dumps(figures))
 
 

@@ -9,16 +9,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxserve.engine.llm import LLM
     from jaxserve.outputs import CompletionOutput, RequestOutput
-    from jaxserve.sampling.params import SamplingParams
+    from jaxserve.sampling.params import (
+        BeamSearchParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "jaxserve.engine.llm",
     "CompletionOutput": "jaxserve.outputs",
     "RequestOutput": "jaxserve.outputs",
+    "BeamSearchParams": "jaxserve.sampling.params",
     "SamplingParams": "jaxserve.sampling.params",
+    "StructuredOutputsParams": "jaxserve.sampling.params",
 }
 
 

@@ -30,11 +30,11 @@ class Scheduler:
     update() for the step before it: a running decode is taken to get one token from each step in
     flight, and update() drops the rows of those that turn out to have ended. Not thread-safe.
 
-    Order within a step: running decodes, one token each (the budget always covers them); running
-    prompts, in order of admission; then, if nothing was preempted, waiting sequences. One starts
-    only when all its known tokens fit, and gets their blocks at once, so only the growth of
-    decodes (and windows, and forks) can run out of blocks and preempt. The most urgent running
-    sequence is never preempted and fits alone, so every request ends.
+    Order within a step: running decodes and new forks, one token each (the budget always covers
+    them); running prompts, in order of admission; then, if nothing was preempted, waiting
+    sequences. One starts only when all its known tokens fit, and gets their blocks at once, so only
+    the growth of decodes (and windows, and forks) can run out of blocks and preempt. The most
+    urgent running sequence is never preempted and fits alone, so every request ends.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -93,12 +93,16 @@ class Scheduler:
         """Starts a beam that differs from `sequence` in its last output token.
 
         They share all blocks; the one that writes first to the last, if it is partial, copies it.
+        From a sequence that has ended, and so shares nothing, the beam starts in the queue.
 
         Raises:
-            SchedulerError: the sequence has ended or has no output yet.
+            SchedulerError: the request has ended, or the sequence has no output yet, or all of it.
         """
-        if sequence.finish_reason is not None or not sequence.output_token_ids:
-            raise SchedulerError("only a live sequence with an output token can be forked")
+        alive = self._registry.sequences(sequence.request.request_id)
+        if not alive or alive[0].request is not sequence.request:
+            raise SchedulerError("a request that has ended can't be forked")
+        if not 0 < len(sequence.output_token_ids) < sequence.limit:
+            raise SchedulerError("a sequence can be forked from its first output token to its last")
         child = self._registry.add_fork(sequence)
         child.output_token_ids = [*sequence.output_token_ids[:-1], token_id]
         self._share(child, sequence, child.num_tokens - 1)
@@ -195,13 +199,14 @@ class Scheduler:
             self._lasts.setdefault(step, []).append(sequence)
         forks = self._place_forks()
         preempted = self._grow(forks, parts)
+        forks = [sequence for sequence in forks if sequence.status is Status.PREFILL]
         for sequence in forks:
-            if sequence.status is Status.PREFILL:
-                parts.start(sequence)
+            parts.start(sequence)
         self._extend_drafts(parts)
         rows = self._decodes.rows()
         parts.num_tokens = len(rows.slots) + sum(1 + len(tokens) for _, tokens in parts.drafts)
-        for sequence in self._prefills:
+        # Forks first: with one token each they keep pace with the decodes that they came from.
+        for sequence in dict.fromkeys([*forks, *self._prefills]):
             self._add_chunk(sequence, parts)
         if not preempted:
             self._admit(parts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
 from jaxserve.engine.handle import StepHandle
@@ -78,6 +79,7 @@ class EngineCore:
                 cache_groups=limits.layout.groups,
             )
         )
+        self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
         self._in_flight: InFlight | None = None
@@ -124,30 +126,34 @@ class EngineCore:
         masks = MaskRules.build(
             params, message.stop_token_ids, message.bad_words, grammar, self._vocab
         )
+        searches = params.beam_search is not None
         request = Request(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
             max_tokens=params.max_tokens,
-            stop_token_ids=message.stop_token_ids,
+            stop_token_ids=frozenset() if searches else message.stop_token_ids,
             min_tokens=params.min_tokens,
             arrival_time=time.monotonic(),
-            payload=SamplingRequest(params, masks),
-            n=params.n,
+            payload=SamplingRequest(guide(params) if searches else params, masks),
+            n=1 if searches else params.n,
             read_prefix_cache=params.prompt_logprobs is None,
-            await_tokens=masks is not None and masks.needs_each_token,
+            await_tokens=searches or (masks is not None and masks.needs_each_token),
         )
         try:
-            self._scheduler.add_request(request)
+            first = self._scheduler.add_request(request)
         except RequestTooLongError as error:
             return _refusal(message, "InvalidRequestError", error)
         except QueueFullError as error:
             return _refusal(message, "OverloadedError", error)
+        if searches:
+            self._beams.start(first, message)
         return None
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its blocks; unknown ids are ignored."""
         if index is None:
             self._grammars.cancel(request_id)
+            self._beams.drop(request_id)
             self._scheduler.abort(request_id)
             return
         for sequence in self._scheduler.sequences(request_id):
@@ -205,6 +211,9 @@ class EngineCore:
             if token < 0:
                 outputs.append(self._fail(seq, NOTHING_TO_DRAW))
                 continue
+            if seq.request.payload.params.beam_search is not None:
+                self._beams.take(seq, logprobs[seq])
+                continue
             known = [logprobs[seq]] if seq in logprobs else None
             outputs.append(
                 Output(
@@ -216,13 +225,13 @@ class EngineCore:
                     logprobs=known,
                 )
             )
-        return outputs
+        return outputs + self._beams.select()
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
         if sequence.output_token_ids and sequence.output_token_ids[-1] < 0:
             sequence.output_token_ids[-1] = 0  # what follows may hash it, until it is gone
-        self._scheduler.abort(sequence.request.request_id)
+        self.abort(sequence.request.request_id)
         return Output(
             sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
         )

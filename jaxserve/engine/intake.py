@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 from jaxserve.engine.messages import Submit
 from jaxserve.errors import InvalidRequestError
@@ -39,7 +40,7 @@ class Intake:
             self._check_length(prompt, params)
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = list(prompt)
+            ids = _whole(prompt)
         if (keep := params.truncate_prompt_tokens) is not None:
             ids = ids[-(self.max_model_len - (params.max_tokens or 1) if keep == -1 else keep) :]
         if not ids:
@@ -98,3 +99,10 @@ class Intake:
         )
         # A space that is a token of its own leaves the word's tokens as they are.
         return [first] if len(spaced) > len(first) else [first, spaced]
+
+
+def _whole(ids: Sequence[int]) -> list[int]:
+    try:
+        return [index(i) for i in ids]
+    except TypeError:
+        raise InvalidRequestError("a prompt is text or a list of token ids", "prompt") from None

@@ -96,7 +96,7 @@ class LLM:
                 it is a grammar that doesn't compile.
             EngineError: the engine failed a request; the others are dropped.
         """
-        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        one = isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
         several: Sequence[Prompt] = [prompts] if one else prompts  # type: ignore[list-item,assignment]
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.default_sampling_params()] * len(several)

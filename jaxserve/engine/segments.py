@@ -41,7 +41,7 @@ class Segment:
     kind: int
 
     def of(self, pages: list[Any]) -> list[Any]:
-        """Its buffers of the pool."""
+        """Its part of a list with an entry a buffer."""
         return [pages[i] for i in self.buffers]
 
 

@@ -28,7 +28,6 @@ from pallas_kernels import copy_blocks
 
 PIECE = 128  # prompt tokens whose logits are in memory at once
 COPIES = 16  # blocks that one call copies
-COPIED_BUFFERS = 8  # buffers in which it does
 _PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
 
 
@@ -103,9 +102,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """The compiled programs that copy blocks, each in some of the pool's buffers."""
+    """The compiled programs that copy blocks, one a buffer of the pool."""
 
-    programs: list[tuple[slice, Compiled]]
+    programs: list[Compiled]
 
     def __call__(self, pages: Pages, copies: tuple[tuple[int, int], ...]) -> Pages:
         """The pages with each source block copied to its destination; `pages` are donated."""
@@ -113,12 +112,14 @@ class CopyBlocks:
             pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
             some = copies[first : first + COPIES]
             pairs[:, : len(some)] = np.array(some, np.int32).T
-            pages = [page for some, copy in self.programs for page in copy(pages[some], pairs)]
+            pages = [
+                copy(*buffer, pairs) for buffer, copy in zip(pages, self.programs, strict=True)
+            ]
         return pages
 
 
-def _copy(pages: Pages, pairs: jax.Array) -> Pages:
-    return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
+def _copy(k_pages: jax.Array, v_pages: jax.Array, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return copy_blocks(k_pages, v_pages, pairs[0], pairs[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +213,10 @@ class StepPrograms:
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
             jobs |= self._jobs(bucket, state)
-        pieces: list[tuple[slice, Hashable]] = []
-        for first in range(0, len(state.pages), COPIED_BUFFERS):
-            some = slice(first, first + COPIED_BUFFERS)
-            key = ("copy", *(k.shape for k, _ in state.pages[some]))
-            jobs.setdefault(key, Job(_copy, (state.pages[some], _PAIRS), (0,)))
-            pieces.append((some, key))
+        for k, v in state.pages:
+            jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
         done = compile_together(jobs, progress)
-        copy = CopyBlocks([(some, done[key]) for some, key in pieces])
+        copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
             bucket: Step(
                 self.parts.segments,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from operator import index
+from typing import Any, Literal
 
 from jaxserve.errors import InvalidRequestError
 
@@ -15,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_N = 128
+REPETITION_RANGE = (1e-6, 1e6)  # beyond it the logits overflow
+MAX_BEAM_WIDTH = 16  # and stop tokens beside them among the MAX_LOGPROBS that a step reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,46 @@ class StructuredOutputsParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Beam search: the `beam_width` likeliest outputs so far are continued side by side.
+
+    Order of events and scores as transformers' generate(num_beams=beam_width): an output that ends
+    scores the sum of its tokens' logprobs over its length to the power of length_penalty.
+
+    Args:
+        beam_width: beams, and outputs kept for the end. Range [1, MAX_BEAM_WIDTH].
+        length_penalty: above 0 favours long outputs, below 0 short ones. Range [-10, 10].
+        early_stopping: True ends the search once beam_width outputs have ended; False when the
+            best beam would score less than all of them if it ended now; "never" when it could
+            not beat them at any length up to max_tokens.
+
+    Raises:
+        InvalidRequestError: names the field and its range.
+    """
+
+    beam_width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        check_number("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH, whole=True)
+        check_number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise InvalidRequestError(
+                f'early_stopping is true, false or "never"; it was {self.early_stopping!r}',
+                "early_stopping",
+            )
+
+
+# What a beam search, which follows the model's own distribution token by token, can't honour.
+NOT_WITH_BEAMS = (
+    *("top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "min_tokens", "stop", "bad_words", "allowed_token_ids", "logit_bias"),
+    "structured_outputs",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose and end the tokens of one request.
 
@@ -82,7 +125,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token in the output. Range [-2, 2].
         frequency_penalty: the same, times the token's count in the output. Range [-2, 2].
         repetition_penalty: divides positive logits, and multiplies others, of each token in the
-            prompt or the output (Keskar et al., 2019, section 4.1). Greater than 0.
+            prompt or the output (Keskar et al., 2019, section 4.1). In REPETITION_RANGE.
         seed: makes the draws reproducible whatever else runs; None draws a fresh one.
         max_tokens: most tokens to generate; None means up to the model's context length.
         min_tokens: stop tokens, EOS included, can't be drawn before so many tokens.
@@ -101,6 +144,9 @@ class SamplingParams:
         truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1 keeps what the
             model can take.
         structured_outputs: what the output must match.
+        beam_search: search for the likeliest outputs instead of drawing; the n best are returned,
+            at the end. temperature and seed have no part in it; NOT_WITH_BEAMS lists what it
+            refuses.
 
     Raises:
         InvalidRequestError: names the field and its range.
@@ -130,6 +176,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    beam_search: BeamSearchParams | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -149,38 +196,47 @@ class SamplingParams:
                 "logit_bias",
             )
         for value in self.logit_bias.values():
-            self._check("logit_bias", value, -100.0, 100.0)
+            check_number("logit_bias", value, -100.0, 100.0)
+        if self.beam_search is not None:
+            self._check_beams(self.beam_search)
 
     def _normalise(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                value = (value,)
+            if value is not None:
                 object.__setattr__(self, name, tuple(value))
+            elif name != "allowed_token_ids":
+                object.__setattr__(self, name, ())
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if self.logit_bias is None:
             object.__setattr__(self, "logit_bias", {})
         try:
-            bias = {int(token): value for token, value in self.logit_bias.items()}
-        except (ValueError, AttributeError):
+            # JSON's keys are strings.
+            bias = {
+                int(token) if isinstance(token, str) else index(token): value
+                for token, value in self.logit_bias.items()
+            }
+        except (ValueError, TypeError, AttributeError):
             raise InvalidRequestError(
                 "logit_bias maps token ids to numbers", "logit_bias"
             ) from None
         object.__setattr__(self, "logit_bias", bias)
 
     def _check_ranges(self) -> None:
-        self._check("n", self.n, 1, MAX_N, whole=True)
-        self._check("temperature", self.temperature, 0.0, 2.0)
-        for name in ("top_p", "typical_p", "repetition_penalty"):
-            value = getattr(self, name)
-            self._check(name, value, 0.0, 1e6 if name == "repetition_penalty" else 1.0)
-            if value == 0.0:
+        check_number("n", self.n, 1, MAX_N, whole=True)
+        check_number("temperature", self.temperature, 0.0, 2.0)
+        for name in ("top_p", "typical_p"):
+            check_number(name, getattr(self, name), 0.0, 1.0)
+            if getattr(self, name) == 0.0:
                 raise InvalidRequestError(f"{name} must be greater than 0; it was 0", name)
-        self._check("min_p", self.min_p, 0.0, 1.0)
-        self._check("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self._check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self._check("top_k", self.top_k, 0, MAX_TOP_K, whole=True)
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_RANGE)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("top_k", self.top_k, 0, MAX_TOP_K, whole=True)
         optional = {
             "seed": (-(2**63), 2**64 - 1),
             "max_tokens": (1, 2**31 - 1),
@@ -189,28 +245,32 @@ class SamplingParams:
         }
         for name, (low, high) in optional.items():
             if getattr(self, name) is not None:
-                self._check(name, getattr(self, name), low, high, whole=True)
+                check_number(name, getattr(self, name), low, high, whole=True)
         most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
-        self._check("min_tokens", self.min_tokens, 0, most, whole=True)
+        check_number("min_tokens", self.min_tokens, 0, most, whole=True)
         if self.truncate_prompt_tokens not in (None, -1):
-            self._check(
+            check_number(
                 "truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1, whole=True
-            )
-
-    @staticmethod
-    def _check(name: str, value: Any, low: float, high: float, whole: bool = False) -> None:
-        kinds = (int,) if whole else (int, float)
-        ok = isinstance(value, kinds) and math.isfinite(value) and low <= value <= high
-        if isinstance(value, bool) or not ok:
-            kind = "a whole number " if whole else ""
-            raise InvalidRequestError(
-                f"{name} must be {kind}between {low} and {high}; it was {value!r}", name
             )
 
     @staticmethod
     def _check_strings(name: str, strings: tuple[str, ...]) -> None:
         if any(not isinstance(s, str) or not s for s in strings):
             raise InvalidRequestError(f"{name} takes non-empty strings", name)
+
+    def _check_beams(self, search: BeamSearchParams) -> None:
+        if self.n > search.beam_width:
+            raise InvalidRequestError(
+                f"n is {self.n}, but the search keeps {search.beam_width} outputs (beam_width): "
+                "lower n",
+                "n",
+            )
+        defaults = {f.name: f.default for f in fields(self)} | {"logit_bias": {}}
+        for name in NOT_WITH_BEAMS:
+            if getattr(self, name) != defaults[name]:
+                raise InvalidRequestError(
+                    f"beam search follows the model's own distribution: leave out {name}", name
+                )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuses token ids that can't be drawn (XLA would clamp or drop them silently).
@@ -225,9 +285,20 @@ class SamplingParams:
         }
         for name, tokens in fields.items():
             for token in tokens:
-                if not 0 <= token < vocab_size:
+                if not (isinstance(token, int) and 0 <= token < vocab_size):
                     raise InvalidRequestError(
                         f"{name} must hold ids from 0 to {vocab_size - 1}, the vocabulary's last; "
-                        f"one was {token}",
+                        f"one was {token!r}",
                         name,
                     )
+
+
+def check_number(name: str, value: Any, low: float, high: float, whole: bool = False) -> None:
+    """Raises InvalidRequestError unless value is a finite number, and no bool, in [low, high]."""
+    kinds = (int,) if whole else (int, float)
+    ok = isinstance(value, kinds) and math.isfinite(value) and low <= value <= high
+    if isinstance(value, bool) or not ok:
+        kind = "a whole number " if whole else ""
+        raise InvalidRequestError(
+            f"{name} must be {kind}between {low} and {high}; it was {value!r}", name
+        )

@@ -14,6 +14,7 @@ NUM_INTS = 6
 NUM_FLOATS = 7
 NUM_LOGPROBS = 3  # column of the ints
 GREEDY_INTS = (0, 0, 0, -1, 0, 0)
+LEAST_TEMPERATURE = 1e-30  # far below it a device may take it for 0, and divide by it
 GREEDY_FLOATS = (0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
 
 
@@ -73,8 +74,9 @@ def pack(params: SamplingParams, index: int, masked: bool) -> tuple[np.ndarray, 
     logprobs = -1 if params.logprobs is None else params.logprobs
     words = np.array([seed >> 32, seed & 0xFFFF_FFFF], np.uint32).view(np.int32)
     ints = [*words, params.top_k, logprobs, masked, bool(params.logit_bias)]
+    temperature = params.temperature if params.temperature >= LEAST_TEMPERATURE else 0.0
     floats = [
-        *(params.temperature, params.top_p, params.min_p, params.typical_p),
+        *(temperature, params.top_p, params.min_p, params.typical_p),
         *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
     ]
     return np.array(ints, np.int32), np.array(floats, np.float32)

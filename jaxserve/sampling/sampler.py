@@ -96,8 +96,9 @@ def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _share(weights: jax.Array, share: jax.Array) -> jax.Array:
-    """The mass [S] that is `share` [S] of the whole; inf for all of it."""
-    return jnp.where(share < 1, share * jnp.sum(weights, axis=-1), jnp.inf)
+    """The mass [S] that is `share` [S] of the whole, but never none; inf for all of it."""
+    part = jnp.maximum(share * jnp.sum(weights, axis=-1), jnp.finfo(jnp.float32).tiny)
+    return jnp.where(share < 1, part, jnp.inf)
 
 
 def _keep_typical(weights: jax.Array, typical_p: jax.Array) -> jax.Array:

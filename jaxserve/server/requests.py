@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
@@ -119,6 +119,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -166,8 +169,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             )
         return wanted[0] if wanted else None
 
+    def beam_search(self, best_of: int | None) -> BeamSearchParams | None:
+        """A search as wide as `best_of` or, without it, n."""
+        if self.use_beam_search:
+            width = (1 if self.n is None else self.n) if best_of is None else best_of
+            penalty = 1.0 if self.length_penalty is None else self.length_penalty
+            with _spelled("beam_width", "n" if best_of is None else "best_of"):
+                return BeamSearchParams(width, penalty, self.early_stopping or False)
+        for name, nothing in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
+            if getattr(self, name) not in nothing:
+                raise InvalidRequestError(f"{name} needs use_beam_search: true", name)
+        return None
+
     def sampling_params(
-        self, max_tokens: int | None, logprobs: int | None, defaults: Mapping[str, Any]
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        defaults: Mapping[str, Any],
+        best_of: int | None = None,
     ) -> SamplingParams:
         """Raises InvalidRequestError for a value out of range.
 
@@ -181,6 +200,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             logprobs=logprobs,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_outputs=self.structured_params(),
+            beam_search=self.beam_search(best_of),
             **{**defaults, **given},
         )
 
@@ -202,7 +222,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
-        with _logprobs_called("top_logprobs"):
+        with _spelled("logprobs", "top_logprobs"):
             limit = self.max_tokens if limit is None else limit
             return self.sampling_params(limit, top, defaults)
 
@@ -264,10 +284,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         """max_tokens is 16 unless given, as in OpenAI's API."""
         absent = self.max_tokens is None
         limit = DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens
-        if self.best_of is None or self.best_of == self.returned:
+        if self.best_of is None or (self.best_of == self.returned and not self.use_beam_search):
             return self.sampling_params(limit, self.logprobs, defaults)
         if self.best_of < self.returned:
             raise InvalidRequestError("best_of must be at least n", "best_of")
+        if self.use_beam_search:
+            return self.sampling_params(limit, self.logprobs, defaults, self.best_of)
         if self.stream:
             raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
         # The best are told by the logprobs of their tokens.
@@ -281,22 +303,20 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 
 
 @contextmanager
-def _logprobs_called(name: str) -> Iterator[None]:
-    """Renames `logprobs` in InvalidRequestErrors as the request spells it."""
+def _spelled(field: str, name: str) -> Iterator[None]:
+    """Renames a field in InvalidRequestErrors as the request spells it."""
     try:
         yield
     except InvalidRequestError as error:
-        if error.param != "logprobs":
+        if error.param != field:
             raise
-        raise InvalidRequestError(str(error).replace("logprobs", name, 1), name) from None
+        raise InvalidRequestError(str(error).replace(field, name, 1), name) from None
 
 
 # Values that ask for nothing; null always does.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     # vLLM's extras
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
     "spaces_between_special_tokens": (True,),
     "prompt_logprobs": (),
     "guided_decoding_backend": (),

@@ -4,8 +4,9 @@
 
 needs torch, transformers 5 and gguf, and none of this project's code. Writes, beside itself:
 smollm2_tokenizer.json (texts with their ids, chat renderings), smollm2_greedy.json (24 prompts with
-64 greedy tokens each, and the gap between the two largest logits at each step) and
-smollm2_logits.npz (a 200-token prompt).
+64 greedy tokens each, and the gap between the two largest logits at each step),
+smollm2_logprobs.json (of six prompts and their first greedy tokens) and smollm2_logits.npz (a
+200-token prompt).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tokenizers import pre_tokenizers
 HERE = Path(__file__).parent
 NEW_TOKENS = 64
 LOGIT_COLUMNS = 256
+LOGPROB_TOKENS, LOGPROB_TOP = 8, 5
 
 SENTENCES = [
     "The old lighthouse keeper counted the ships as they passed in the evening fog.",
@@ -173,6 +175,23 @@ def greedy(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
     return tokens, gaps
 
 
+def logprobs(model: Any, run: dict[str, Any]) -> dict[str, Any]:
+    """Of a run's prompt (after its first token) and of LOGPROB_TOKENS tokens after it: each one's
+    logprob and rank, and the likeliest ids with theirs."""
+    ids = [*run["prompt"], *run["tokens"][:LOGPROB_TOKENS]]
+    rows = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)[:-1]
+    chosen = rows[torch.arange(len(rows)), torch.tensor(ids[1:])]
+    top = rows.topk(LOGPROB_TOP)
+    return {
+        "prompt": run["prompt"],
+        "tokens": ids[len(run["prompt"]) :],
+        "chosen": [round(x, 5) for x in chosen.tolist()],
+        "rank": (1 + (rows > chosen[:, None]).sum(-1)).tolist(),
+        "top_ids": top.indices.tolist(),
+        "top": [[round(x, 5) for x in row] for row in top.values.tolist()],
+    }
+
+
 def write_json(name: str, value: Any) -> None:
     (HERE / name).write_text(json.dumps(value, separators=(",", ":")) + "\n")
 
@@ -210,6 +229,8 @@ def main() -> None:
             tokens, gaps = greedy(model, ids)
             runs.append({"prompt": ids, "tokens": tokens, "top2_gap": gaps})
         write_json("smollm2_greedy.json", {"made": made_with, "runs": runs})
+        known = [logprobs(model, run) for run in runs[2:24:4]]
+        write_json("smollm2_logprobs.json", {"made": made_with, "runs": known})
 
         ids = tokenizer(" ".join([*SENTENCES, CODE] * 2)).input_ids[:200]
         logits = model(input_ids=torch.tensor([ids])).logits[0].numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import SchedulerError
+from scheduler.request import Status
 from tests.scheduler.harness import Loop, make_config
 
 
@@ -133,6 +134,32 @@ def test_beam_search_with_fork_and_drop_each_step() -> None:
             loop.end(beam)
         loop.step()
     assert max(len(plan.copies) for plan in loop.plans) == 1
+    loop.run()
+
+
+def test_a_fork_of_an_ended_beam_starts_in_the_queue_while_another_lives() -> None:
+    loop = Loop(make_config())
+    parent = loop.add_prompt("a", [1] * 9, max_tokens=12)
+    loop.step()
+    loop.step()
+    loop.fork(parent, 4)
+    loop.end(parent)
+    child = loop.fork(parent, 5)
+    assert child.status is Status.WAITING
+    loop.run()
+    assert len(child.output_token_ids) == 12
+
+
+def test_a_fork_keeps_pace_beside_a_long_prompt() -> None:
+    loop = Loop(make_config(max_num_seqs=3, max_num_batched_tokens=5, max_model_len=128))
+    parent = loop.add_prompt("a", [1, 2, 3], max_tokens=12)
+    loop.step()
+    loop.step()
+    loop.add_prompt("long", [1] * 60)  # takes the rest of every step
+    loop.step()
+    child = loop.fork(parent, 5)
+    loop.step()
+    assert len(child.output_token_ids) == len(parent.output_token_ids)
     loop.run()
 
 

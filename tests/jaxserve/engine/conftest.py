@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,26 @@ _SETTINGS = {
 @pytest.fixture(scope="session")
 def llm(tiny_llama: Path) -> Iterator[LLM]:
     llm = LLM(str(tiny_llama), progress=False, **_SETTINGS)
+    yield llm
+    assert llm.core.compiles == 0
+    llm.core.close()
+
+
+@pytest.fixture(scope="session")
+def roomy(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The same model taken for 512 tokens of context, with room for 64 sequences of them."""
+    folder = tmp_path_factory.mktemp("long") / "llama"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    llm = LLM(
+        str(folder),
+        progress=False,
+        max_num_seqs=64,
+        max_num_batched_tokens=96,
+        kv_cache_memory=2**24,
+        forbid_compile=True,
+    )
     yield llm
     assert llm.core.compiles == 0
     llm.core.close()

@@ -129,7 +129,14 @@ def test_chat_uses_the_template(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [("", "empty"), ([], "empty"), ([272], "272"), ([-1], "-1"), ([65] * 100_000, "at most")],
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([272], "272"),
+        ([-1], "-1"),
+        ([65.0], "token ids"),
+        ([65] * 100_000, "at most"),
+    ],
 )
 def test_bad_prompts_are_refused_before_anything_runs(llm: LLM, prompt: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):

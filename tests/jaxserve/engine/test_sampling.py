@@ -14,7 +14,7 @@ import pytest
 from jaxserve.engine.llm import LLM
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.outputs import CompletionOutput
-from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 BROKEN_TOKEN = 270  # one of the padding: no other prompt has it
 VOCAB = 272  # of the model
@@ -255,25 +255,13 @@ KINDS: list[dict[str, Any]] = [
     {"min_tokens": 6, "ignore_eos": False, "stop_token_ids": tuple(range(0, 259, 3))},
     {"structured_outputs": StructuredOutputsParams(regex=r"[a-z ]{6,30}")},
     {"n": 2},
+    {"n": 2, "beam_search": BeamSearchParams(3)},
     {"prompt_logprobs": 1},
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [None, 64], ids=["roomy", "preempting"])
-def test_each_parameter_under_load_equals_its_solo_run(
-    tiny_llama: Path, llm: LLM, prompts: list[list[int]], blocks: int | None
-) -> None:
-    """One batch of 64 rows, all kinds mixed; with few blocks, most are preempted on their way."""
-    memory = blocks * (2**20 // llm.core.ready.num_blocks) if blocks else 2**22
-    loaded = LLM(
-        str(tiny_llama),
-        progress=False,
-        max_num_seqs=64,
-        max_num_batched_tokens=96,
-        kv_cache_memory=memory,
-        forbid_compile=True,
-    )
+def check_each_kind_equals_its_solo_run(loaded: LLM, llm: LLM, prompts: list[list[int]]) -> None:
+    """One batch of 64 rows, all kinds mixed."""
     params = [
         SamplingParams(**{"seed": i, "max_tokens": 24, "ignore_eos": True} | KINDS[i % len(KINDS)])
         for i in range(64)
@@ -281,10 +269,34 @@ def test_each_parameter_under_load_equals_its_solo_run(
     several = [prompts[i % 3] for i in range(64)]
     together = loaded.generate(several, params)
     assert loaded.core.compiles == 0
-    assert (loaded.core.stats.preemptions > 0) == (blocks is not None)
-    loaded.core.close()
     for prompt, p, done in zip(several, params, together, strict=True):
         alone = llm.generate(prompt, p)[0]
         for one, other in zip(done.outputs, alone.outputs, strict=True):
             assert one.token_ids == other.token_ids, p
             assert one.finish_reason == other.finish_reason
+
+
+@pytest.mark.slow
+def test_each_parameter_under_load_equals_its_solo_run(
+    roomy: LLM, llm: LLM, prompts: list[list[int]]
+) -> None:
+    before = roomy.core.stats.preemptions
+    check_each_kind_equals_its_solo_run(roomy, llm, prompts)
+    assert roomy.core.stats.preemptions == before
+
+
+@pytest.mark.slow
+def test_each_parameter_preempted_on_its_way_equals_its_solo_run(
+    tiny_llama: Path, llm: LLM, prompts: list[list[int]]
+) -> None:
+    crowded = LLM(
+        str(tiny_llama),
+        progress=False,
+        max_num_seqs=64,
+        max_num_batched_tokens=96,
+        kv_cache_memory=64 * (2**20 // llm.core.ready.num_blocks),
+        forbid_compile=True,
+    )
+    check_each_kind_equals_its_solo_run(crowded, llm, prompts)
+    assert crowded.core.stats.preemptions > 0
+    crowded.core.close()

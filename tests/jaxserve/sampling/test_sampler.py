@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling.processors import SamplingTables
-from jaxserve.sampling.rows import SamplingRows
+from jaxserve.sampling.masks import pack_mask
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
+from jaxserve.sampling.rows import SamplingRows, pack
 from jaxserve.sampling.sampler import _keep_at_least
 from jaxserve.sampling.sampler import sample as sample_with_tables
 
@@ -17,6 +21,13 @@ DRAWS = 20_000
 CHI_SQUARE_63_P_1E_6 = 139.0  # upper bound on 63 degrees of freedom, p = 1e-6 (scipy.stats.chi2)
 
 LOGITS = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
+LIKELIEST = np.argsort(-LOGITS).tolist()
+PROMPT, OUTPUTS = LIKELIEST[:8:2], LIKELIEST[1:4] * 2
+BIAS = {LIKELIEST[0]: -2.0, LIKELIEST[9]: 3.0, LIKELIEST[30]: 1.5}
+ALLOWED = np.arange(VOCAB) % 3 > 0
+TABLES = SamplingTables(
+    counts_row(PROMPT, OUTPUTS, VOCAB)[None], pack_mask(ALLOWED)[None], bias_row(BIAS, VOCAB)[None]
+)
 
 
 def rows(n: int, **settings: float) -> SamplingRows:
@@ -30,8 +41,8 @@ def rows(n: int, **settings: float) -> SamplingRows:
         seed=seeds,
         top_k=full("top_k", 0, jnp.int32),
         num_logprobs=jnp.full(n, -1, jnp.int32),
-        masked=jnp.zeros(n, bool),
-        biased=jnp.zeros(n, bool),
+        masked=full("masked", False, bool),
+        biased=full("biased", False, bool),
         temperature=full("temperature", 1.0),
         top_p=full("top_p", 1.0),
         min_p=full("min_p", 0.0),
@@ -44,7 +55,29 @@ def rows(n: int, **settings: float) -> SamplingRows:
 
 @jax.jit
 def sample(logits: jax.Array, settings: SamplingRows) -> jax.Array:
-    return sample_with_tables(logits, settings, SamplingTables.allocate(1, logits.shape[-1]))
+    vocab = logits.shape[-1]
+    tables = TABLES if vocab == VOCAB else SamplingTables.allocate(1, vocab)
+    return sample_with_tables(logits, settings, SamplingTables(*map(jnp.asarray, tables)))
+
+
+def processed(
+    biased: bool = False,
+    masked: bool = False,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+) -> np.ndarray:
+    """The logits that are drawn from, in float64: bias and mask, then penalties."""
+    logits = LOGITS.astype(np.float64)
+    if biased:
+        logits[list(BIAS)] += list(BIAS.values())
+    if masked:
+        logits[~ALLOWED] = -np.inf
+    for token in {*PROMPT, *OUTPUTS}:
+        logits[token] *= 1 / repetition if logits[token] > 0 else repetition
+    for token in set(OUTPUTS):
+        logits[token] -= presence + frequency * OUTPUTS.count(token)
+    return logits
 
 
 def expected(
@@ -53,9 +86,10 @@ def expected(
     min_p: float = 0.0,
     top_k: int = 0,
     typical_p: float = 1.0,
+    **processors: float,
 ) -> np.ndarray:
     """The definition, in float64: temperature, min_p, top_k, top_p, typical_p, renormalise."""
-    p = np.exp(LOGITS.astype(np.float64) / temperature)
+    p = np.exp(processed(**processors) / temperature)
     p /= p.sum()
     p[p < min_p * p.max()] = 0
     order = np.argsort(-p)
@@ -75,23 +109,28 @@ def expected(
     return p / p.sum()
 
 
-ALONE = [
-    {"temperature": 0.5},
-    {"temperature": 1.7},
-    {"top_k": 5},
-    {"top_p": 0.8},
-    {"min_p": 0.1},
-    {"typical_p": 0.6},
-]
-PAIRS = [a | b for i, a in enumerate(ALONE[1:]) for b in ALONE[i + 2 :]]
+ALONE = {
+    "temperature": 1.7,
+    "top_k": 5,
+    "top_p": 0.8,
+    "min_p": 0.1,
+    "typical_p": 0.6,
+    "repetition": 1.4,
+    "presence": 1.0,
+    "frequency": 0.6,
+    "biased": True,
+    "masked": True,
+}
+PAIRS = itertools.combinations(ALONE.items(), 2)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        *ALONE,
-        *PAIRS,
+        {"temperature": 0.5},
+        *({name: value} for name, value in ALONE.items()),
+        *map(dict, PAIRS),
         {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9},
     ],
     ids=str,
@@ -161,6 +200,20 @@ def test_rows_whose_logits_are_not_finite_are_told_apart() -> None:
         assert (ids[[0, 4, 5]] >= 0).all()
 
 
-def test_the_smallest_temperature_is_greedy_and_nothing_overflows() -> None:
-    logits = jnp.asarray(1e4 * LOGITS)[None]
-    assert int(sample(logits, rows(1, temperature=1e-30))[0]) == LOGITS.argmax()
+@pytest.mark.parametrize("smallest", [{"temperature": 1e-30}, {"top_p": 1e-40}, {"min_p": 1.0}])
+def test_the_smallest_settings_are_greedy_and_nothing_overflows(smallest: dict[str, float]) -> None:
+    for scale in (1.0, 1e4):
+        logits = jnp.asarray(scale * LOGITS)[None]
+        assert int(sample(logits, rows(1, **smallest))[0]) == LOGITS.argmax()
+
+
+def test_the_smallest_typical_p_keeps_the_most_typical_token() -> None:
+    logits = jnp.asarray(LOGITS)[None]
+    for typical_p in (1e-40, 1e-8):
+        kept = expected(typical_p=typical_p).argmax()
+        assert int(sample(logits, rows(1, typical_p=typical_p))[0]) == kept
+
+
+def test_a_temperature_too_small_for_the_device_is_greedy() -> None:
+    _, floats = pack(SamplingParams(temperature=1e-40), 0, False)
+    assert floats[0] == 0.0

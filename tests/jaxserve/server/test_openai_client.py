@@ -260,6 +260,24 @@ def test_best_of_returns_the_likeliest(client: openai.OpenAI, model: str) -> Non
     assert best.choices[0].logprobs is None
 
 
+def test_beam_search_finds_a_likelier_text_than_greedy(client: openai.OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "prompt": TEXT, "max_tokens": 8, "logprobs": 0}
+    greedy = client.completions.create(**asked, temperature=0)
+    search = {"use_beam_search": True, "best_of": 4}
+    answer = client.completions.create(**asked, n=2, extra_body=search)
+
+    def total(choice: Any) -> float:
+        return sum(choice.logprobs.token_logprobs)
+
+    first, second = answer.choices
+    assert total(first) >= max(total(greedy.choices[0]), total(second))
+    chunks = list(client.completions.create(**asked, n=2, extra_body=search, stream=True))
+    for choice in answer.choices:
+        streamed = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
+        assert "".join(c.text for c in streamed) == choice.text
+        assert streamed[-1].finish_reason == choice.finish_reason
+
+
 def test_json_schema(client: openai.OpenAI, model: str) -> None:
     schema = {
         "type": "object",

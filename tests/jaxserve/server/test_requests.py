@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionOutput, TokenLogprobs
-from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, StructuredOutputsParams
 from jaxserve.server.bodies import parse
 from jaxserve.server.chat import template_message
 from jaxserve.server.generation import best
@@ -257,6 +257,24 @@ def test_best_of_makes_more_than_it_returns() -> None:
         with pytest.raises(InvalidRequestError) as raised:
             parse_text(**fields).to_sampling_params()
         assert raised.value.param == "best_of"
+
+
+def test_a_beam_search_is_as_wide_as_best_of_or_n() -> None:
+    asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "length_penalty": 0.5}
+    assert parse_chat(**asked).to_sampling_params().beam_search == BeamSearchParams(2, 0.5)
+    params = parse_text(**asked, best_of=4, early_stopping="never").to_sampling_params()
+    assert (params.n, params.beam_search) == (2, BeamSearchParams(4, 0.5, "never"))
+    for fields, param in (
+        ({"use_beam_search": True, "n": 17}, "n"),
+        ({"use_beam_search": True, "best_of": 17}, "best_of"),
+        ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
+        ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ):
+        with pytest.raises(InvalidRequestError) as raised:
+            parse_text(**fields).to_sampling_params()
+        assert raised.value.param == param
 
 
 def test_the_best_are_the_likeliest_by_token() -> None:

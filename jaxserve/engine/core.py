@@ -6,28 +6,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-
 from jaxserve.config import EngineConfig
 from jaxserve.engine.beams import Beams, guide
-from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
 from jaxserve.engine.handle import StepHandle
-from jaxserve.engine.limits import EngineLimits, resolve_dtype, use_compilation_cache
-from jaxserve.engine.loader import load_model
 from jaxserve.engine.messages import Output, Ready, Submit
-from jaxserve.engine.paged_cache import allocate
-from jaxserve.engine.runner import Runner
 from jaxserve.engine.sampling_state import SamplingRequest
-from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
-from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import StepPrograms, StepState
+from jaxserve.engine.startup import start
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
-from jaxserve.sampling.processors import SamplingTables
 from jaxserve.text.tokenizer import Tokenizer
 from scheduler import (
     QueueFullError,
@@ -75,29 +64,9 @@ class EngineCore:
         tokenizer: Tokenizer,
         progress: bool = False,
     ) -> None:
-        use_compilation_cache()
-        started = time.monotonic()
-        dtype = resolve_dtype(config)
-        model = load_model(model_path, dtype, progress, config.max_model_len)
-        loaded = time.monotonic()
-        limits = EngineLimits.resolve(config, model, dtype)
-        width = -(-limits.max_model_len // config.block_size)
-        table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
-        pages = allocate(model.cache_specs, limits.num_blocks, config.block_size, dtype)
-        rows = limits.max_num_seqs + 1
-        self._vocab = min(model.config.vocab_size, tokenizer.num_ids)
-        tables = SamplingTables.allocate(rows, self._vocab)
-        state = StepState(pages, jnp.zeros(rows, jnp.int32), tables)
+        started = start(config, model_path, tokenizer.num_ids, progress)
+        limits, self._runner, self._vocab = started.limits, started.runner, started.vocab
         self._guard = CompileGuard(config.forbid_compile)
-        on_cpu = jax.default_backend() == "cpu"
-        sizes = CPU_SEGMENT_LAYERS if on_cpu else range(len(pages), len(pages) + 1)
-        parts = ModelParts.split(model, sizes)
-        steps = StepPrograms(parts, width, self._vocab).compile_all(table.all, state, progress)
-        slots = SlotTable(limits.max_num_seqs, width)
-        params = parts.distribute(model.leaves)
-        self._runner = Runner(steps, table, params, state, slots, config.block_size)
-        # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
-        self._runner.warm_up((table.decode[0], table.mixed[0]) if on_cpu else table.all)
         self._scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=limits.num_blocks,
@@ -115,10 +84,10 @@ class EngineCore:
         self._in_flight: InFlight | None = None
         self.ready = Ready(
             max_model_len=limits.max_model_len,
-            vocab_size=model.config.vocab_size,
+            vocab_size=started.model.vocab_size,
             num_blocks=limits.num_blocks,
-            load_s=loaded - started,
-            compile_s=time.monotonic() - loaded,
+            load_s=started.load_s,
+            ready_s=started.ready_s,
         )
 
     @property

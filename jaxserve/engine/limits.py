@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import GIB, EngineConfig, cache_dir
-from jaxserve.engine.loader import LoadedModel
+from jaxserve.engine.loader import ModelOutline
 from jaxserve.engine.paged_cache import bytes_per_block
 from jaxserve.errors import ConfigError
 
@@ -52,15 +52,15 @@ class EngineLimits:
     max_num_batched_tokens: int
 
     @classmethod
-    def resolve(cls, config: EngineConfig, model: LoadedModel, dtype: jnp.dtype) -> EngineLimits:
-        """Decides the limits for a loaded model.
+    def resolve(cls, config: EngineConfig, model: ModelOutline, dtype: jnp.dtype) -> EngineLimits:
+        """Decides the limits for a model.
 
         Raises:
             ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
         """
         on_cpu = jax.default_backend() == "cpu"
         memory = config.kv_cache_memory or (
-            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization)
+            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization, model.nbytes)
         )
         per_block = bytes_per_block(model.cache_specs, config.block_size, dtype)
         num_blocks = memory // per_block
@@ -84,9 +84,9 @@ class EngineLimits:
         )
 
 
-def _gpu_kv_bytes(utilization: float) -> int:
+def _gpu_kv_bytes(utilization: float, weights: int) -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
-    free = int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"] - GPU_STEP_BYTES
+    free = int(stats["bytes_limit"] * utilization) - weights - GPU_STEP_BYTES
     if free <= 0:
         raise ConfigError(
             "the weights leave no GPU memory for the KV cache: raise gpu_memory_utilization, or "

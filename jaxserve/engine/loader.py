@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from tqdm import tqdm
 
-from checkpoints import open_checkpoint
+from checkpoints import Checkpoint, open_checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
@@ -18,56 +19,63 @@ from jaxserve.models.registry import model_class
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model split once: its graph, and its parameters as a flat list of leaves."""
+class ModelOutline:
+    """A model split once, without its parameters: its graph, and their shapes as a flat list."""
 
     config: ModelConfig
     graphdef: nnx.GraphDef
     structure: jax.tree_util.PyTreeDef
-    leaves: list[jax.Array]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
     cache_specs: tuple[CacheSpec, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the parameters."""
-        return sum(leaf.nbytes for leaf in self.leaves)
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.shapes)
 
 
-def load_model(
-    path: Path, dtype: jnp.dtype, progress: bool, max_model_len: int | None = None
-) -> LoadedModel:
-    """Reads every parameter of the checkpoint at path, cast to dtype.
+@dataclass(frozen=True, slots=True)
+class LoadedModel(ModelOutline):
+    """A model and its parameters, in the order of `shapes`."""
 
-    Args:
-        max_model_len: the context that will be served, where that is less than the model's own.
+    leaves: list[jax.Array]
+
+
+def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) -> ModelOutline:
+    """The model that a config describes, to serve a context of at most max_model_len.
 
     Raises:
-        ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
+        UnsupportedModelError: an architecture that we don't have.
     """
-    checkpoint = open_checkpoint(path)
-    context = checkpoint.config.max_position_embeddings
-    config = replace(
-        checkpoint.config, max_position_embeddings=min(max_model_len or context, context)
-    )
+    context = config.max_position_embeddings
+    config = replace(config, max_position_embeddings=min(max_model_len or context, context))
     cls = model_class(config.architecture)
     model = nnx.eval_shape(lambda: cls(config, dtype))
     graphdef, abstract = nnx.split(model)
-    flat = nnx.to_flat_state(abstract)
+    shapes, structure = jax.tree.flatten(abstract)
+    return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs)
+
+
+def load_parameters(
+    checkpoint: Checkpoint, model: ModelOutline, dtype: jnp.dtype, progress: bool
+) -> list[jax.Array]:
+    """Reads every parameter of a checkpoint, cast to dtype, in the order of `model.shapes`.
+
+    Raises:
+        CheckpointError: it is damaged, or isn't what its config says.
+    """
+    flat = nnx.to_flat_state(jax.tree.unflatten(model.structure, model.shapes))
     filled, finite = {}, {}
     with tqdm(
-        desc="load",
-        unit="B",
-        unit_scale=True,
-        disable=not progress,
-        total=sum(expected.size for _, expected in flat) * dtype.itemsize,
+        desc="load", unit="B", unit_scale=True, disable=not progress, total=model.nbytes
     ) as bar:
         for parameter_path, expected in flat:
             name = checkpoint.describe(parameter_path)
             value = checkpoint.parameter(parameter_path)
             if value.shape != expected.shape:
                 raise CheckpointError(
-                    f"{path}: {name} has shape {list(value.shape)} where the config asks for "
-                    f"{list(expected.shape)}; the checkpoint and its config don't match"
+                    f"{checkpoint.path}: {name} has shape {list(value.shape)} where the config "
+                    f"asks for {list(expected.shape)}; the checkpoint and its config don't match"
                 )
             array = jnp.asarray(value).astype(dtype)  # the device casts faster than NumPy
             finite[name] = jnp.isfinite(array).all()
@@ -75,6 +83,24 @@ def load_model(
             bar.update(array.nbytes)
     for name, good in finite.items():
         if not good:
-            raise CheckpointError(f"{path}: NaN or infinite values in {name} (as {dtype.name})")
-    leaves, structure = jax.tree.flatten(nnx.from_flat_state(filled))
-    return LoadedModel(config, graphdef, structure, leaves, model.cache_specs)
+            raise CheckpointError(
+                f"{checkpoint.path}: NaN or infinite values in {name} (as {dtype.name})"
+            )
+    leaves: list[jax.Array] = jax.tree.leaves(nnx.from_flat_state(filled))
+    return leaves
+
+
+def load_model(
+    path: Path, dtype: jnp.dtype, progress: bool, max_model_len: int | None = None
+) -> LoadedModel:
+    """The outline and the parameters of the checkpoint at path.
+
+    Raises:
+        ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
+    """
+    checkpoint = open_checkpoint(path)
+    model = outline(checkpoint.config, dtype, max_model_len)
+    leaves = load_parameters(checkpoint, model, dtype, progress)
+    return LoadedModel(
+        model.config, model.graphdef, model.structure, model.shapes, model.cache_specs, leaves
+    )

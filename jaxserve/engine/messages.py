@@ -63,14 +63,14 @@ class Ready(Message, frozen=True):
         max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
         vocab_size: rows of the model's embedding; token ids must be below.
         num_blocks: blocks in the KV pool.
-        load_s, compile_s: seconds that loading and compiling took.
+        load_s, ready_s: seconds until the weights were loaded, and until all was ready.
     """
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     load_s: float
-    compile_s: float
+    ready_s: float
 
 
 class Failed(Message, frozen=True):

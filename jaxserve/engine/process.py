@@ -45,9 +45,9 @@ class EngineProcess:
             return self._fail(str(error))
         ready = core.ready
         log.info(
-            "loaded in %.1f s, compiled in %.1f s: %d KV blocks, %d tokens of context",
+            "loaded in %.1f s, ready in %.1f s: %d KV blocks, %d tokens of context",
             ready.load_s,
-            ready.compile_s,
+            ready.ready_s,
             ready.num_blocks,
             ready.max_model_len,
         )

@@ -6,24 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled
 
 from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket, BucketTable
 from jaxserve.engine.handle import PromptSpan, StepHandle
-from jaxserve.engine.paged_cache import Pages
 from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import PIECE, Step, StepState
+from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
-from pallas_kernels import copy_blocks
 from scheduler import Chunk, Sequence, StepPlan
-
-COPIES = 16  # blocks that one call copies
 
 
 @dataclass(slots=True)
@@ -50,6 +44,7 @@ class Runner:
 
     Args:
         steps: the compiled step of each bucket.
+        copy: copies blocks of the pool.
         params: the model's parameters.
         state: donated from step to step.
         slots: the host mirror.
@@ -58,6 +53,7 @@ class Runner:
     def __init__(
         self,
         steps: dict[Bucket, Step],
+        copy: CopyBlocks,
         table: BucketTable,
         params: PartedParams,
         state: StepState,
@@ -67,7 +63,7 @@ class Runner:
         self._steps, self._table, self._params = steps, table, params
         self._state, self._slots = state, slots
         self._sampling = SamplingState(state.tables)
-        self._copy = _compile_copies(state.pages)
+        self._copy = copy
         self._block_size = block_size
         width = slots.block_tables.shape[1]
         # Two sets in turn: while a step may still read one, the next step fills the other.
@@ -80,12 +76,15 @@ class Runner:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
             self._run(bucket, buffers, 0, []).wait()
-        self._copy_blocks(((0, 0),))
-        self._state = self._state._replace(tables=self._sampling.warm_up(self._state.tables))
+        pages = self._copy(self._state.pages, ((0, 0),))
+        tables = self._sampling.warm_up(self._state.tables)
+        self._state = self._state._replace(pages=pages, tables=tables)
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Starts a step and returns without waiting for the device."""
-        self._copy_blocks(plan.copies)
+        if plan.copies:
+            pages = self._copy(self._state.pages, plan.copies)
+            self._state = self._state._replace(pages=pages)
         for start in plan.starts:
             self._sampling.start(start)
         self._slots.apply(plan)
@@ -105,13 +104,6 @@ class Runner:
         """Sequences that broke their grammar since the last call, and how."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed
-
-    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
-        for first in range(0, len(copies), COPIES):
-            pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
-            some = copies[first : first + COPIES]
-            pairs[:, : len(some)] = np.array(some, np.int32).T
-            self._state = self._state._replace(pages=self._copy(self._state.pages, pairs))
 
     def _prompt_targets(self, chunk: Chunk) -> list[int]:
         """The prompt tokens after the chunk's first ones whose logprobs are asked for."""
@@ -210,11 +202,3 @@ class Runner:
             n: step.prompt_logprobs(self._params, x, n * PIECE, targets)
             for n, targets in pieces.items()
         }
-
-
-def _compile_copies(pages: Pages) -> Compiled:
-    def copy(pages: Pages, pairs: jax.Array) -> Pages:
-        return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
-
-    pairs = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
-    return jax.jit(copy, donate_argnums=0).lower(pages, pairs).compile()

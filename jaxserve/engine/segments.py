@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from jaxserve.engine.loader import LoadedModel
+from jaxserve.engine.loader import ModelOutline
 from jaxserve.models.decoder import Decoder
 
 # Layers of a segment on a CPU, where a call costs less than a layer's share of a program's load. A
@@ -34,6 +34,10 @@ class Segment:
     layers: range
     leaves: tuple[int, ...]
     kind: int
+
+    def of(self, layers: list[Any]) -> list[Any]:
+        """Its part of a list with an entry a layer."""
+        return layers[self.layers.start : self.layers.stop]
 
 
 class PartedParams(NamedTuple):
@@ -58,9 +62,9 @@ class ModelParts:
     segments: tuple[Segment, ...]
 
     @classmethod
-    def split(cls, model: LoadedModel, sizes: range) -> ModelParts:
+    def split(cls, model: ModelOutline, sizes: range) -> ModelParts:
         """Cuts a model into segments of one of these sizes, whichever needs the least code."""
-        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.leaves)
+        shapes = model.shapes
         abstract = jax.tree.unflatten(model.structure, shapes)
         paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
         ends: list[int] = []

@@ -24,8 +24,11 @@ from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
 from jaxserve.sampling.rows import unpack
 from jaxserve.sampling.sampler import sample
+from pallas_kernels import copy_blocks
 
 PIECE = 128  # prompt tokens whose logits are in memory at once
+COPIES = 16  # blocks that one call copies
+_PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
 
 
 class StepState(NamedTuple):
@@ -61,7 +64,7 @@ class Step:
     Args:
         segments: of the model.
         run: one an entry of `segments`; equal segments have the same program.
-        take: PIECE hidden states from a row on.
+        take: PIECE hidden states from a row on; None for pure decodes.
         logprobs: of the prompt tokens that follow them.
     """
 
@@ -69,7 +72,7 @@ class Step:
     embed: Compiled
     run: list[Compiled]
     draw: Compiled
-    take: Compiled
+    take: Compiled | None
     logprobs: Compiled
 
     def __call__(
@@ -81,8 +84,7 @@ class Step:
         x = self.embed(params.ends, last_tokens, batch)
         written: Pages = []
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
-            old = pages[segment.layers.start : segment.layers.stop]
-            x, rows, new = run(own, old, x, batch)
+            x, rows, new = run(own, segment.of(pages), x, batch)
             written += new
         last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
         return StepState(written, last_tokens, tables), output, x
@@ -91,9 +93,32 @@ class Step:
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
     ) -> Logprobs[jax.Array]:
         """Logprobs of the tokens `targets` [PIECE] that follow x's rows from `first` on."""
+        assert self.take is not None
         piece = self.take(x, np.int32(first))
         logprobs: Logprobs[jax.Array] = self.logprobs(params.ends, piece, targets)
         return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """The compiled programs that copy blocks, one an entry of `segments`."""
+
+    segments: tuple[Segment, ...]
+    programs: list[Compiled]
+
+    def __call__(self, pages: Pages, copies: tuple[tuple[int, int], ...]) -> Pages:
+        """The pages with each source block copied to its destination; `pages` are donated."""
+        for first in range(0, len(copies), COPIES):
+            pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
+            some = copies[first : first + COPIES]
+            pairs[:, : len(some)] = np.array(some, np.int32).T
+            parts = zip(self.segments, self.programs, strict=True)
+            pages = [layer for s, copy in parts for layer in copy(s.of(pages), pairs)]
+        return pages
+
+
+def _copy(pages: Pages, pairs: jax.Array) -> Pages:
+    return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,23 +211,34 @@ class StepPrograms:
 
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
-    ) -> dict[Bucket, Step]:
-        """Compiles every bucket's programs."""
+    ) -> tuple[dict[Bucket, Step], CopyBlocks]:
+        """Compiles every bucket's programs, and the one that copies blocks.
+
+        Args:
+            state: shapes are enough.
+        """
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
             jobs |= self._jobs(bucket, state)
+        for segment in self.parts.segments:
+            own = segment.of(state.pages)
+            jobs.setdefault(("copy", segment.kind), Job(_copy, (own, _PAIRS), (0,)))
         done = compile_together(jobs, progress)
-        return {
+        copy = CopyBlocks(
+            self.parts.segments, [done["copy", segment.kind] for segment in self.parts.segments]
+        )
+        steps = {
             bucket: Step(
                 self.parts.segments,
                 done["embed", bucket],
                 [done["segment", bucket, segment.kind] for segment in self.parts.segments],
                 done["draw", bucket.drawn],
-                done["take", bucket.tokens],
+                done.get(("take", bucket.tokens)),
                 done["logprobs"],
             )
             for bucket in buckets
         }
+        return steps, copy
 
     def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
         ends, segments = self.parts.distribute(self.parts.shapes)
@@ -213,18 +249,16 @@ class StepPrograms:
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )
-        index = jax.ShapeDtypeStruct((), jnp.int32)
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, Job] = {
             ("embed", bucket): Job(embed, (ends, last, ints)),
             ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
-            ("take", bucket.tokens): Job(self._take, (x, index)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }
+        if not bucket.decode:
+            jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
-            pages = state.pages[segment.layers.start : segment.layers.stop]
-            jobs.setdefault(
-                ("segment", bucket, segment.kind), Job(run, (params, pages, x, ints), (1, 2))
-            )
+            job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))
+            jobs.setdefault(("segment", bucket, segment.kind), job)
         return jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scheduler.request import Request, Sequence
+from scheduler.request import Request, Sequence, Status
 
 
 class Registry:
@@ -25,6 +25,14 @@ class Registry:
     def sequences(self, request_id: str) -> list[Sequence]:
         """Those alive, oldest first; none for an unknown id."""
         return list(self._live.get(request_id, ()))
+
+    def started(self) -> list[str]:
+        """Requests of which a sequence holds a slot or blocks, or has a token in flight."""
+        return [
+            request_id
+            for request_id, sequences in self._live.items()
+            if any(sequence.status >= Status.FORKED for sequence in sequences)
+        ]
 
     def add_request(self, request: Request, limit: int) -> list[Sequence]:
         """Makes its n sequences, of at most `limit` output tokens each."""

@@ -493,6 +493,11 @@ class Scheduler:
         """A request's sequences that are alive; none for an unknown id."""
         return self._registry.sequences(request_id)
 
+    def started(self) -> list[str]:
+        """Requests that lose something when the device's state is lost: all but those that wait,
+        preempted ones among them."""
+        return self._registry.started()
+
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has yet to end."""

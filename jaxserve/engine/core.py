@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.clock import StepClock
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
-from jaxserve.engine.handle import StepHandle
+from jaxserve.engine.handle import StepHandle, StepResults
 from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
@@ -30,6 +31,9 @@ from scheduler import (
     StepPlan,
 )
 
+log = logging.getLogger(__name__)
+
+MAX_FAULTS = 3  # steps in a row that may fail before the engine gives up
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
 NOTHING_TO_DRAW = (
     "no token could be drawn: the model's logits weren't finite, or the request rules out every one"
@@ -86,6 +90,7 @@ class EngineCore:
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
         self._in_flight: InFlight | None = None
+        self._faults = 0  # steps in a row that failed as a whole
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
@@ -187,22 +192,60 @@ class EngineCore:
         outputs = self._admit_compiled()
         with self._guard:
             plan = self._scheduler.schedule()
-            started = None
-            if plan is not None:
-                started = InFlight(plan, self._runner.dispatch(plan), self._clock.started())
-                outputs += _admissions(plan)
-                for sequence, reason in self._runner.take_failures():
-                    message = f"the output can't go on under its grammar: {reason}"
-                    outputs.append(self._fail(sequence, message))
-            if self._overlap:
-                done, self._in_flight = self._in_flight, started
-            else:
-                done = started
+            in_flight = [self._in_flight] if self._in_flight is not None else []
+            try:
+                if plan is not None:
+                    outputs += _admissions(plan)
+                    handle = self._runner.dispatch(plan)
+                    in_flight.append(InFlight(plan, handle, self._clock.started()))
+                done = None
+                if len(in_flight) > (self._overlap and plan is not None):
+                    done = in_flight[0]
+                    results = done.handle.wait()
+            except Exception as error:
+                plans = [step.plan for step in in_flight]
+                if plan is not None and plan not in plans:
+                    plans.append(plan)
+                return outputs + self._lose_state(error, plans)
+            self._faults = 0
+            for sequence, reason in self._runner.take_failures():
+                outputs.append(self._fail(sequence, reason))
+            self._in_flight = in_flight[-1] if in_flight and in_flight[-1] is not done else None
             if done is not None:
-                outputs += self._hand_out(done)
+                outputs += self._hand_out(done, results)
         if not self.has_work:
             self._clock.rest()
         return outputs
+
+    def _lose_state(self, error: Exception, plans: list[StepPlan]) -> list[Output]:
+        """After a step that failed as a whole: its KV is lost, and with it all started requests.
+
+        Those that wait go on, with a new state of the device.
+
+        Args:
+            plans: those in flight, oldest first.
+
+        Raises:
+            Exception: `error`, when too many steps in a row have failed: no request is to blame.
+        """
+        lost = self._scheduler.started()
+        log.error("a step failed; %d requests are lost with it", len(lost), exc_info=error)
+        for request_id in lost:
+            self.abort(request_id)
+        for plan in plans:
+            self._scheduler.update(plan, [0] * (len(plan.decode_slots) + len(plan.chunks)))
+        self._in_flight = None
+        self._scheduler.reset_prefix_cache()
+        self._runner.take_failures()
+        self._runner.reset()
+        self._faults += 1
+        if self._faults > MAX_FAULTS:
+            raise error
+        reason = f"the step that computed it failed: {error}"
+        return [
+            Output(request_id, [], error=reason, error_kind=EngineError.__name__)
+            for request_id in lost
+        ]
 
     def _admit_compiled(self) -> list[Output]:
         """Requests whose grammar is ready join the scheduler; news of those refused."""
@@ -216,13 +259,11 @@ class EngineCore:
             outputs += [refusal] if refusal else []
         return outputs
 
-    def _hand_out(self, done: InFlight) -> list[Output]:
-        ids = done.handle.wait()
+    def _hand_out(self, done: InFlight, results: StepResults) -> list[Output]:
         self._clock.ended(done.started, more=self._in_flight is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
-        result = self._scheduler.update(done.plan, ids)
-        logprobs = done.handle.logprobs(ids)
-        embeddings = done.handle.embeddings()
+        result = self._scheduler.update(done.plan, results.ids)
+        logprobs, embeddings = results.logprobs, results.embeddings
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -230,7 +271,7 @@ class EngineCore:
                 prompt_position=span.position,
                 prompt_logprobs=entries,
             )
-            for span, entries in done.handle.prompt_logprobs()
+            for span, entries in results.prompt_logprobs
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):

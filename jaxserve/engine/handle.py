@@ -32,6 +32,22 @@ class PromptSpan:
     token_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """What the device said, on the host.
+
+    Args:
+        ids: one a row of the plan; -1 where it failed.
+        logprobs, embeddings: of the sequences that asked for them; an embedding is [E] float32.
+        prompt_logprobs: span by span.
+    """
+
+    ids: list[int]
+    logprobs: dict[Sequence, TokenLogprobs]
+    embeddings: dict[Sequence, bytes]
+    prompt_logprobs: list[tuple[PromptSpan, list[TokenLogprobs]]]
+
+
 @dataclass(slots=True)
 class StepHandle:
     """A step in flight.
@@ -67,18 +83,21 @@ class StepHandle:
         """Whether wait() would return at once."""
         return bool(self.output.ids.is_ready())  # type: ignore[attr-defined]
 
-    def wait(self) -> list[int]:
-        """One sampled id a row of the plan, once the device has them; -1 where it failed."""
-        return np.asarray(self.output.ids)[: self.rows].tolist()
+    def wait(self) -> StepResults:
+        """All that was asked for, once the device has it; raises what the device raised."""
+        ids = np.asarray(self.output.ids)[: self.rows].tolist()
+        return StepResults(
+            ids, self._logprobs(ids), self._embeddings(), list(self._prompt_logprobs())
+        )
 
-    def embeddings(self) -> dict[Sequence, bytes]:
+    def _embeddings(self) -> dict[Sequence, bytes]:
         """The embeddings that were asked for, [E] float32 each."""
         if self.pooled is None:
             return {}
         on_host = np.asarray(self.pooled)
         return {sequence: on_host[row].tobytes() for sequence, row in self.pooled_rows.items()}
 
-    def logprobs(self, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
+    def _logprobs(self, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
         """The logprobs of the sampled ids that were asked for."""
         if not self.logprob_rows:
             return {}
@@ -88,7 +107,7 @@ class StepHandle:
             for sequence, row in self.logprob_rows.items()
         }
 
-    def prompt_logprobs(self) -> Iterator[tuple[PromptSpan, list[TokenLogprobs]]]:
+    def _prompt_logprobs(self) -> Iterator[tuple[PromptSpan, list[TokenLogprobs]]]:
         """The logprobs of prompt tokens, span by span."""
         if not self.prompt_spans:
             return

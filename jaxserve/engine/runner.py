@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import jax
@@ -46,7 +46,7 @@ class Runner:
         steps: the compiled step of each bucket.
         copy: copies blocks of the pool.
         params: the model's parameters.
-        state: donated from step to step.
+        new_state: makes an empty state, which is donated from step to step.
         slots: the host mirror.
     """
 
@@ -56,13 +56,14 @@ class Runner:
         copy: CopyBlocks,
         table: BucketTable,
         params: PartedParams,
-        state: StepState,
+        new_state: Callable[[], StepState],
         slots: SlotTable,
         block_size: int,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
-        self._state, self._slots = state, slots
-        self._sampling = SamplingState(state.tables)
+        self._new_state, self._slots = new_state, slots
+        self._state = new_state()
+        self._sampling = SamplingState(self._state.tables)
         self._copy = copy
         self._block_size = block_size
         groups, _, width = slots.block_tables.shape
@@ -81,6 +82,13 @@ class Runner:
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
+
+    def reset(self) -> None:
+        """Starts over with an empty state, when a step that failed has taken the old one along."""
+        for array in jax.tree.leaves(self._state):
+            array.delete()  # first: there may be no room for both
+        self._state = self._new_state()
+        self._sampling.clear()
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Starts a step and returns without waiting for the device."""
@@ -104,7 +112,7 @@ class Runner:
         return self._run(bucket, buffers, rows, spans, pooled)
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
-        """Sequences that broke their grammar since the last call, and how."""
+        """Sequences that can't go on, and why, since the last call."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed
 

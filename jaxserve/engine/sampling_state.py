@@ -47,10 +47,16 @@ class SamplingState:
         self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
         self._unwritten: set[int] = set()  # slots whose first mask is still to come
-        self.failed: list[tuple[Sequence, str]] = []  # sequences that broke their grammar
+        self.failed: list[tuple[Sequence, str]] = []  # sequences that can't go on, and why
 
     def start(self, start: SlotStart) -> None:
         """Takes in the slot's new occupant."""
+        try:
+            self._occupy(start)
+        except Exception as error:  # whatever it is, it is this request's alone
+            self.failed.append((start.sequence, f"its sampling couldn't be set up: {error!r}"))
+
+    def _occupy(self, start: SlotStart) -> None:
         sequence, slot = start.sequence, start.slot
         request: SamplingRequest = sequence.request.payload
         self._masks.pop(slot, None)
@@ -76,9 +82,11 @@ class SamplingState:
             self._unwritten.discard(slot)
             try:
                 row = mask.row(position, sequence.output_token_ids)
-            except GrammarError as error:
+            except Exception as error:
                 del self._masks[slot]
-                self.failed.append((sequence, str(error)))
+                reason = str(error) if isinstance(error, GrammarError) else repr(error)
+                message = f"the output can't go on under its grammar: {reason}"
+                self.failed.append((sequence, message))
             else:
                 self._mask_rows.add(slot, row)
 
@@ -89,6 +97,13 @@ class SamplingState:
             self._mask_rows.upload(tables.masks),
             self._bias_rows.upload(tables.bias),
         )
+
+    def clear(self) -> None:
+        """Forgets all occupants; the tables are new."""
+        self._masks.clear()
+        self._unwritten.clear()
+        for writer in (self._count_rows, self._mask_rows, self._bias_rows):
+            writer.clear()
 
     def warm_up(self, tables: SamplingTables) -> SamplingTables:
         """Runs every program once, on the spare row."""
@@ -112,6 +127,9 @@ class _Writer:
 
     def add(self, slot: int, row: np.ndarray) -> None:
         self._pending.append((slot, row))
+
+    def clear(self) -> None:
+        self._pending.clear()
 
     def upload(self, table: jax.Array) -> jax.Array:
         while self._pending:

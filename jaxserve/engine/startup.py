@@ -76,12 +76,11 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     try:
         params = parts.distribute(load_parameters(checkpoint, model, dtype, progress))
         loaded = time.monotonic()
-        state = empty_state()
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()
     slots = SlotTable(limits.max_num_seqs, width, groups)
-    runner = Runner(steps, copy, table, params, state, slots, config.block_size)
+    runner = Runner(steps, copy, table, params, empty_state, slots, config.block_size)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if on_cpu else table.all)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)

@@ -1,0 +1,93 @@
+"""A step that fails ends the requests it computes, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.core import MAX_FAULTS
+from jaxserve.engine.llm import LLM
+from jaxserve.engine.messages import Output
+from jaxserve.sampling.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+class Broken:
+    """Stands for a device: the next `times` steps of an engine raise."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self._run, self._left = llm.core._runner._run, times
+        monkeypatch.setattr(llm.core._runner, "_run", self)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._left:
+            self._left -= 1
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return self._run(*args)
+
+
+def submit(llm: LLM, name: str, prompt: list[int]) -> None:
+    llm.core.submit(llm._intake.submission(name, prompt, GREEDY))
+
+
+def drain(llm: LLM) -> list[Output]:
+    outputs = []
+    while llm.core.has_work:
+        outputs += llm.core.step()
+    return outputs
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_those_that_wait_go_on(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    places = llm.core.stats.running + 8
+    for i in range(places):
+        submit(llm, f"lost {i}", [65 + i] * (1 if steps else 40))
+    submit(llm, "waits", prompts[1])
+    for _ in range(steps):
+        llm.core.step()
+    Broken(llm, monkeypatch, times=1)
+    outputs = drain(llm)
+    failed = {o.request_id: o.error or "" for o in outputs if o.error_kind == "EngineError"}
+    assert failed
+    assert all(name.startswith("lost") for name in failed)
+    assert all("out of memory" in reason for reason in failed.values())
+    if steps:
+        assert len(failed) == places
+    tokens = [t for o in outputs if o.request_id == "waits" for t in o.token_ids]
+    assert tuple(tokens) == expected
+    ended = {o.request_id for o in outputs if o.finish_reason or o.error}
+    assert len(ended) == places + 1
+    assert llm.core.stats.blocks_used == 0
+    assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_an_engine_that_fails_again_and_again_gives_up(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(llm, monkeypatch, times=MAX_FAULTS + 1)
+    for i in range(MAX_FAULTS):
+        submit(llm, str(i), prompts[0])
+        assert [o.error_kind for o in drain(llm) if o.error] == ["EngineError"]
+    submit(llm, "last", prompts[0])
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        drain(llm)
+
+
+def test_a_request_whose_sampling_breaks_fails_alone(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    broken = SamplingParams(max_tokens=4, logit_bias={1: 1.0})
+    message = llm._intake.submission("bad", prompts[0], broken)
+    message.params.logit_bias["no token"] = 1.0  # type: ignore[index]
+    llm.core.submit(message)
+    submit(llm, "good", prompts[1])
+    outputs = drain(llm)
+    assert [o.error_kind for o in outputs if o.request_id == "bad" and o.error] == ["EngineError"]
+    assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
+    assert llm.core.stats.blocks_used == 0

@@ -16,7 +16,10 @@ import argparse
 import asyncio
 import json
 import os
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -45,39 +48,48 @@ class Figures:
     p99_ms: float
 
 
-class Client(asyncio.Protocol):
-    """One streamed chat, read as raw bytes: when each token came."""
+class Client:
+    """One chat, read as raw bytes: when each token came."""
 
-    def __init__(self, name: str, tokens: int) -> None:
-        self.name, self._tokens = name, tokens
-        self.came: list[float] = []
-        self.done = asyncio.get_running_loop().create_future()
-        self._tail = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def __init__(self, name: str, tokens: int, port: int, stream: bool = True) -> None:
+        self.name, self.left = name, tokens
+        self.came: list[tuple[float, int]] = []  # time, tokens
+        self.socket = socket.create_connection(("127.0.0.1", port))
         body = json.dumps(
             {
                 "model": MODEL,
                 "messages": [{"role": "user", "content": "hi"}],
-                "stream": True,
-                "max_tokens": self._tokens,
+                "stream": stream,
+                "max_tokens": tokens,
                 "ignore_eos": True,
             }
-        ).encode()
+        )
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nX-Request-Id: {self.name}\r\n"
+            f"Content-Type: application/json\r\nX-Request-Id: {name}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        transport.write(head.encode() + body)  # type: ignore[attr-defined]
+        self.socket.sendall((head + body).encode())
 
-    def data_received(self, data: bytes) -> None:
-        self.came += [time.monotonic()] * data.count(TOKEN)
-        self._tail = (self._tail + data)[-64:]
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_result(b"[DONE]" in self._tail)
+def read_all(clients: list[Client]) -> None:
+    """Reads until every client has all its tokens. Bare epoll, for asyncio would cost more than
+    what is measured."""
+    epoll, by_fd = select.epoll(), {client.socket.fileno(): client for client in clients}
+    for fd in by_fd:
+        epoll.register(fd, select.EPOLLIN)
+    open_now = len(clients)
+    while open_now:
+        for fd, _ in epoll.poll(30):
+            client = by_fd[fd]
+            data = client.socket.recv(1 << 16)
+            if found := data.count(TOKEN):
+                client.came.append((time.monotonic(), found))
+                client.left -= found
+            if not data:
+                assert client.left == 0, f"{client.name} lacks {client.left} tokens"
+                epoll.unregister(fd)
+                open_now -= 1
 
 
 def start_server(folder: str, steps_per_s: float) -> tuple[subprocess.Popen[str], int]:
@@ -114,16 +126,15 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run_clients(port: int, clients: int, tokens: int, pid: int) -> tuple[list[Client], float]:
+def run_clients(port: int, clients: int, tokens: int, pid: int) -> tuple[list[Client], float]:
     """The clients, done, and the seconds of CPU that the server used meanwhile."""
-    loop = asyncio.get_running_loop()
-    made = [Client(f"c{i}", tokens) for i in range(clients)]
     before = cpu_seconds(pid)
+    made = [Client(f"c{i}", tokens, port) for i in range(clients)]
+    read_all(made)
+    used = cpu_seconds(pid) - before
     for client in made:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
-    whole = await asyncio.gather(*(client.done for client in made))
-    assert all(whole), f"{whole.count(False)} streams were cut"
-    return made, cpu_seconds(pid) - before
+        client.socket.close()
+    return made, used
 
 
 def measure(clients: int, rate: float, seconds: float) -> Figures:
@@ -134,8 +145,8 @@ def measure(clients: int, rate: float, seconds: float) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         server, port = start_server(folder, steps_per_s)
         try:
-            asyncio.run(run_clients(port, min(clients, 8), 16, server.pid))  # warms up
-            made, cpu = asyncio.run(run_clients(port, clients, tokens, server.pid))
+            run_clients(port, min(clients, 8), 16, server.pid)  # warms up
+            made, cpu = run_clients(port, clients, tokens, server.pid)
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
@@ -145,11 +156,11 @@ def measure(clients: int, rate: float, seconds: float) -> Figures:
     late = []
     for client in made:
         times = by_name[client.name]
-        assert len(times) == len(client.came) == tokens, (len(times), len(client.came), tokens)
-        late += [came - at for at, came in zip(times, client.came, strict=True)]
+        came = [at for at, found in client.came for _ in range(found)]
+        late += [there - at for at, there in zip(times, came, strict=True)]
     late.sort()
-    # From when the last stream began to the end.
-    begin, end = min(c.came[0] for c in made), max(c.came[-1] for c in made)
+    begin = min(client.came[0][0] for client in made)
+    end = max(client.came[-1][0] for client in made)
     total = clients * tokens
     return Figures(
         clients,
@@ -161,6 +172,40 @@ def measure(clients: int, rate: float, seconds: float) -> Figures:
         round(late[len(late) // 2] * 1000, 2),
         round(late[len(late) * 99 // 100] * 1000, 2),
     )
+
+
+def leave(port: int, clients: int) -> dict[str, float]:
+    """When each client left, by name."""
+    left = {}
+    made = [Client(f"l{i}", 8_000, port, stream=i % 2 == 0) for i in range(clients)]
+    time.sleep(1.0)
+    for client in made:
+        left[client.name] = time.monotonic()
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.socket.close()
+        time.sleep(0.01)
+    time.sleep(0.5)
+    return left
+
+
+def measure_leaving(clients: int, rate: float) -> dict[str, float]:
+    """How long after its client left a request is aborted, in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = start_server(folder, rate / clients)
+        try:
+            left = leave(port, clients)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(30)
+        aborted = json.loads(Path(folder, "log.json").read_text())["aborted"]
+    by_name = {request_id.partition("-")[2]: at for request_id, at in aborted.items()}
+    assert by_name.keys() == left.keys()
+    late = sorted(by_name[name] - at for name, at in left.items())
+    return {
+        "clients": clients,
+        "p50_ms": round(late[len(late) // 2] * 1000, 2),
+        "max_ms": round(late[-1] * 1000, 2),
+    }
 
 
 def main() -> None:
@@ -186,7 +231,9 @@ def main() -> None:
                 f"{f.tokens_per_core_s:10}  {f.p50_ms:12}  {f.p99_ms:6}",
                 flush=True,
             )
-    print(json.dumps({"frontend": found}))
+    leaving = measure_leaving(200, args.rate)
+    print(f"leaving: {leaving}")
+    print(json.dumps({"frontend": found, "leaving": leaving}))
 
 
 if __name__ == "__main__":

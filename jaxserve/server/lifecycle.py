@@ -21,6 +21,7 @@ from jaxserve.engine.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.errors import BadHttpFilter
 from jaxserve.server.keys import Keys
 from jaxserve.server.tls import tls_context
 from jaxserve.server.tracing import Tracer
@@ -60,6 +61,7 @@ async def serve(
     """
     begin = time.monotonic()
     _allow_many_connections()
+    logging.getLogger("aiohttp.server").addFilter(BadHttpFilter())
     keys, tls = Keys.load(config), tls_context(config)
     template = _read_template(config.chat_template)
     endpoint = config.otlp_traces_endpoint

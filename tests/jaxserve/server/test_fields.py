@@ -310,3 +310,16 @@ def test_a_shown_stop_string(client: openai.OpenAI) -> None:
     answer = chat(client, "one two three", stop=" two", extra_body=shown)
     assert (answer["content"], answer["finish_reason"]) == ("one two", "stop")
     assert chat(client, "one two three", stop=" two")["content"] == "one"
+
+
+def test_the_packages_own_accumulator(client: openai.OpenAI) -> None:
+    strict: Any = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    with client.chat.completions.stream(
+        model="tiny", messages=HI, tools=[strict], tool_choice=named, temperature=0
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments in ({"city": "Rome"}, {"city": "Paris"})
+    assert "tool_calls.function.arguments.done" in kinds

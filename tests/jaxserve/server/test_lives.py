@@ -85,6 +85,7 @@ async def test_a_client_that_leaves_frees_its_place(
             await anext(events_of(response))
             response.close()
         await finish_short(http, server)
+    assert "Traceback" not in server.errors()
 
 
 async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:

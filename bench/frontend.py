@@ -80,7 +80,7 @@ def read_all(clients: list[Client]) -> None:
         epoll.register(fd, select.EPOLLIN)
     open_now = len(clients)
     while open_now:
-        for fd, _ in epoll.poll(30):
+        for fd, _ in epoll.poll(0):
             client = by_fd[fd]
             data = client.socket.recv(1 << 16)
             if found := data.count(TOKEN):

@@ -74,14 +74,14 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
             )
-        if self.generation_config not in ("auto", "none"):
-            raise ConfigError(
-                f"generation_config must be auto or none; it was {self.generation_config!r}"
-            )
         if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
             raise ConfigError(
                 f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "
                 f"it was {self.scheduling_policy!r}"
+            )
+        if self.generation_config not in ("auto", "none"):
+            raise ConfigError(
+                f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
         for name in (
             "max_num_seqs",

@@ -27,9 +27,12 @@ class TokenLogprobs(NamedTuple):
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # the first token has none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionDelta:
     """What was added to one choice since the last delta.
+
+    Nobody changes one; it isn't frozen because one is made for every token, and that would cost
+    three times as much.
 
     Args:
         index: which of the request's choices.

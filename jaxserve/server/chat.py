@@ -114,16 +114,21 @@ class _Writer:
             self._own_ids(output),
         )
 
-    def events(self, delta: CompletionDelta) -> Iterator[bytes]:
+    def events(self, delta: CompletionDelta) -> list[bytes]:
+        plain = self._plain.get(delta.index)
+        if self._is_plain and plain is not None and delta.finish_reason is None:
+            return [plain(delta.text)] if delta.text else []
+        return list(self._all_events(delta))
+
+    def _all_events(self, delta: CompletionDelta) -> Iterator[bytes]:
         parser = self._parsers.get(delta.index)
         if parser is None:
             parser = self._parsers[delta.index] = self._parts.start()
             yield self._first_event(delta.index)
-        if self._is_plain:
-            if delta.text:
-                yield self._plain[delta.index](delta.text)
-        else:
+        if not self._is_plain:
             yield from self._parsed_events(delta, parser)
+        elif delta.text:
+            yield self._plain[delta.index](delta.text)
         if delta.finish_reason:
             reason = parser.finish_reason(delta.finish_reason)
             yield self._event(ChatChunkChoice(delta.index, ChatDelta(), reason, delta.stop_reason))

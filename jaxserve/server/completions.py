@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -169,16 +168,17 @@ class _Chunks:
         self._tells_more = bool(body.echo or body.return_token_ids or body.logprobs is not None)
         self._plain: dict[int, TextEvent] = {}
 
-    def of_delta(self, delta: CompletionDelta) -> Iterator[bytes]:
+    def of_delta(self, delta: CompletionDelta) -> list[bytes]:
         if self._tells_more or delta.finish_reason:
             choice = self._choices.of_delta(delta)
-            if choice.text or choice.finish_reason or choice.logprobs or choice.token_ids:
-                yield event(self._chunk(choices=[choice]))
-        elif delta.text:
-            if (plain := self._plain.get(delta.index)) is None:
-                chunk = self._chunk(choices=[TextChoice(delta.index, "")])
-                plain = self._plain[delta.index] = TextEvent(chunk, "text")
-            yield plain(delta.text)
+            tells = choice.text or choice.finish_reason or choice.logprobs or choice.token_ids
+            return [event(self._chunk(choices=[choice]))] if tells else []
+        if not delta.text:
+            return []
+        if (plain := self._plain.get(delta.index)) is None:
+            chunk = self._chunk(choices=[TextChoice(delta.index, "")])
+            plain = self._plain[delta.index] = TextEvent(chunk, "text")
+        return [plain(delta.text)]
 
     def of_usage(self, usage: Usage) -> bytes:
         return event(self._chunk(choices=[], usage=usage))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -75,6 +76,10 @@ async def serve(
         app = create_app(client, config, keys)
         serving = app[SERVING]
         serving.watch(tracer)
+        # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
+        # garbage would stop every stream for as long.
+        gc.collect()
+        gc.freeze()
         async with _listening(app, sock, tls) as site:
             announce(_url(sock, tls), serving.names[0], time.monotonic() - begin)
             for left in reversed(range(config.engine_restarts)):

@@ -101,11 +101,16 @@ class _ByteDecoder:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside = False  # a character has begun
 
     def add(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
-        return self._utf8.decode(self._tokenizer.id_to_bytes(token_id))
+        if not self._inside and (text := self._tokenizer.id_to_text(token_id)) is not None:
+            return text
+        text = self._utf8.decode(self._tokenizer.id_to_bytes(token_id))
+        self._inside = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

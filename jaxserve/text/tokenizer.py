@@ -78,6 +78,7 @@ class Tokenizer:
         self._adds_bos = bos_token_id is not None and framed[:1] == [bos_token_id]
         self._chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Special tokens written out in it become their ids.
@@ -103,6 +104,15 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
+
+    def id_to_text(self, token_id: int) -> str | None:
+        """A token's text if it is whole characters (byte-level vocabularies only), else None."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self.id_to_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
 
     def _look_up(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id) if token_id >= 0 else None

@@ -17,12 +17,12 @@ from jaxserve.server.context import SERVING
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+NO_ENGINE = SimpleNamespace(sampling_defaults={})
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[TestClient[Any, Any]]:
-    # All of these are refused before an engine is needed.
-    no_engine = cast(EngineClient, SimpleNamespace(sampling_defaults={}))
+    no_engine = cast(EngineClient, NO_ENGINE)  # these are refused before one is needed
     config = ServerConfig(served_model_names=("m", "org/m"), max_body_bytes=1000)
     async with TestClient(TestServer(create_app(no_engine, config))) as client:
         yield client
@@ -125,7 +125,7 @@ async def test_bad_fields(http: TestClient[Any, Any], path: str, body: Any, para
 
 
 async def test_a_server_sets_its_own_limits() -> None:
-    no_engine = cast(EngineClient, SimpleNamespace(sampling_defaults={}))
+    no_engine = cast(EngineClient, NO_ENGINE)
     limits = {"max_choices": 2, "max_logprobs": 3, "max_stop_strings": 1, "max_output_tokens": 50}
     app = create_app(no_engine, ServerConfig(served_model_names=("m",), **limits))
     async with TestClient(TestServer(app)) as http:

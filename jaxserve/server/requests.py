@@ -296,7 +296,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     def names(self) -> dict[str, str]:
         """What the engine calls otherwise."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "max_tokens": limit}
+        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):

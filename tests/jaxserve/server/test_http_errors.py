@@ -138,6 +138,9 @@ async def test_a_server_sets_its_own_limits() -> None:
             response = await http.post(TEXT, json={"model": "m", "prompt": "x", field: value})
             assert response.status == 400
             assert (await error_of(response))["param"] == field
+        chat = {"model": "m", "messages": [], "logprobs": True, "top_logprobs": 4}
+        response = await http.post(CHAT, json=chat)
+        assert (await error_of(response))["param"] == "top_logprobs"
 
 
 async def test_an_unforeseen_failure_shows_only_an_id(

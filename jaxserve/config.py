@@ -74,14 +74,14 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
             )
-        if self.generation_config not in ("auto", "none"):
-            raise ConfigError(
-                f"generation_config must be auto or none; it was {self.generation_config!r}"
-            )
         if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
             raise ConfigError(
                 f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "
                 f"it was {self.scheduling_policy!r}"
+            )
+        if self.generation_config not in ("auto", "none"):
+            raise ConfigError(
+                f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
         for name in (
             "max_num_seqs",
@@ -122,6 +122,8 @@ class ServerConfig:
         reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
         chat_template: a file with a chat template to use instead of the model's own.
         drain_timeout: seconds that running requests have to finish once a stop is asked for.
+        engine_restarts: how often the engine process is started anew when it dies; after that the
+            server ends.
         api_key: keys of which requests must bring one; those of api_key_file (one a line) and of
             $JAXSERVE_API_KEY (separated by commas) count too. Without any, all are let in.
         salt_cache_by_key: let only requests with the same key share cached text.
@@ -150,6 +152,7 @@ class ServerConfig:
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
     chat_template: str | None = None
     drain_timeout: float = 10.0
+    engine_restarts: int = 0
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None
     salt_cache_by_key: bool = False
@@ -171,7 +174,7 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_choices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {getattr(self, name)}")
-        for name in ("max_logprobs", "max_stop_strings"):
+        for name in ("max_logprobs", "max_stop_strings", "engine_restarts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0; it was {getattr(self, name)}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:

@@ -46,6 +46,7 @@ HELP = {
     "by its chat template",
     "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
+    "engine_restarts": "how often the engine is started anew when it dies, before the server ends",
     "api_key": "let in only requests with one of these keys; $JAXSERVE_API_KEY counts too",
     "api_key_file": "a file with such keys, one a line",
     "salt_cache_by_key": "let only requests with the same key share cached text",

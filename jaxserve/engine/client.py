@@ -87,7 +87,7 @@ class EngineClient:
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
         self.listeners: list[Listener] = []
         self.tokenizer: Tokenizer
-        self.sampling_defaults: dict[str, Any]
+        self.sampling_defaults: dict[str, Any]  # what holds where a request says nothing
         self.ready: messages.Ready
         self.stats: messages.EngineStats  # the last reading
         self._intake: Intake

@@ -237,9 +237,6 @@ class EngineCore:
             if token < 0:
                 outputs.append(self._fail(seq, NOTHING_TO_DRAW))
                 continue
-            if seq.request.payload.params.beam_search is not None:
-                self._beams.take(seq, logprobs[seq])
-                continue
             if seq.request.payload.pool:
                 outputs.append(
                     Output(
@@ -250,6 +247,9 @@ class EngineCore:
                         embedding=embeddings[seq],
                     )
                 )
+                continue
+            if seq.request.payload.params.beam_search is not None:
+                self._beams.take(seq, logprobs[seq])
                 continue
             known = [logprobs[seq]] if seq in logprobs else None
             first = seq.index == 0 and len(seq.output_token_ids) == 1

@@ -181,7 +181,7 @@ class LLM:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    one = isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
     return [prompts] if one else prompts  # type: ignore[list-item,return-value]
 
 

@@ -182,8 +182,8 @@ async def run_batch(
                         await room.acquire()
                         tasks.create_task(answer(request))
         return Tally(len(ids), before, failed)
-    except* EngineDeadError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as group:  # the first failure ended the others
+        raise group.exceptions[0] from None
     finally:
         output.close()
 

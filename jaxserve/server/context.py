@@ -53,6 +53,13 @@ class Serving:
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
 
+    def replace_client(self, client: EngineClient) -> None:
+        """Goes on with a new engine process of the same model."""
+        client.listeners = self.client.listeners
+        for listener in client.listeners:
+            listener.on_turn(client.stats)
+        self.client = client
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names that requests may use; the first is the one reported."""

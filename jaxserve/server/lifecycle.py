@@ -70,28 +70,45 @@ async def serve(
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
     with _bound_socket(config) as sock, _stop_on_signals() as stop:
-        starting = asyncio.create_task(EngineClient.start(engine))
-        await _any(starting, stop.asked.wait())
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
+        client = await _start(engine, template, stop)
+        if client is None:
             return
-        client = starting.result()
-        if template is not None:
-            client.tokenizer.use_chat_template(template)
         app = create_app(client, config, keys)
-        app[SERVING].watch(tracer)
+        serving = app[SERVING]
+        serving.watch(tracer)
         # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
         # garbage would stop every stream for as long.
         gc.collect()
         gc.freeze()
-        async with _listening(app, client, sock, tls) as site:
-            announce(_url(sock, tls), app[SERVING].names[0], time.monotonic() - begin)
-            died = await _until_stopped(app[SERVING], site, stop)
+        async with _listening(app, sock, tls) as site:
+            announce(_url(sock, tls), serving.names[0], time.monotonic() - begin)
+            for left in reversed(range(config.engine_restarts)):
+                await _any(serving.client.wait_dead(), stop.asked.wait())
+                if stop.asked.is_set():
+                    break
+                logger.error("the engine process died; it is restarted, and may be %d times", left)
+                await serving.client.close()
+                if (client := await _start(engine, template, stop)) is not None:
+                    serving.replace_client(client)
+            died = await _until_stopped(serving, site, stop)
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
         if died:
             raise EngineDeadError("the engine process died; its own messages are above")
+
+
+async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> EngineClient | None:
+    """A ready engine; None if a stop was asked for meanwhile."""
+    starting = asyncio.create_task(EngineClient.start(engine))
+    await _any(starting, stop.asked.wait())
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return None
+    client = starting.result()
+    if template is not None:
+        client.tokenizer.use_chat_template(template)
+    return client
 
 
 async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
@@ -112,10 +129,7 @@ async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bo
 
 @asynccontextmanager
 async def _listening(
-    app: web.Application,
-    client: EngineClient,
-    sock: socket.socket,
-    tls: ssl.SSLContext | None,
+    app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[web.BaseSite]:
     runner = web.AppRunner(
         app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
@@ -130,7 +144,7 @@ async def _listening(
         yield site
     finally:
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
-        await client.close()
+        await app[SERVING].client.close()
         await runner.cleanup()
 
 

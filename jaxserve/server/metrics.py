@@ -76,7 +76,8 @@ class EngineMetrics(Listener, Collector):
     """
 
     def __init__(self, client: EngineClient, prefix: str, model: str) -> None:
-        self._client, self._prefix = client, prefix
+        self._config, self._prefix = client.config, prefix
+        self._stats = client.stats
         self._labels = {"model_name": model, "engine": "0"}
         self._prompt_tokens = self._generation_tokens = 0
         self._ended: Counter[EndReason] = Counter()
@@ -125,6 +126,7 @@ class EngineMetrics(Listener, Collector):
     # -- what happens
 
     def on_turn(self, stats: EngineStats) -> None:
+        self._stats = stats
         if stats.step_s is not None:
             self._step_s.observe(stats.step_s)
             self._step_tokens.observe(stats.step_tokens)
@@ -185,8 +187,7 @@ class EngineMetrics(Listener, Collector):
         yield self._next.family(self._labels, f"{self._prefix}time_per_output_token_seconds")
 
     def _engine_families(self) -> Iterator[Metric]:
-        stats = self._client.stats
-        memory = stats.scheduler
+        stats, memory = self._stats, self._stats.scheduler
         yield self._gauge("num_requests_running", "Choices that run.", memory.running)
         yield self._gauge("num_requests_waiting", "Choices that wait.", memory.waiting)
         usage = memory.blocks_used / memory.blocks_total
@@ -199,9 +200,9 @@ class EngineMetrics(Listener, Collector):
         idle = "Seconds in which the device waited for the host though there was work."
         yield self._count("device_idle_seconds", idle, stats.idle_s, OWN)
         info = self._labels | {
-            "block_size": str(self._client.config.block_size),
+            "block_size": str(self._config.block_size),
             "num_gpu_blocks": str(memory.blocks_total),
-            "enable_prefix_caching": str(self._client.config.enable_prefix_caching),
+            "enable_prefix_caching": str(self._config.enable_prefix_caching),
         }
         cache = GaugeMetricFamily(
             f"{self._prefix}cache_config_info", "The cache.", labels=list(info)

@@ -106,11 +106,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         if self.top_logprobs and not wanted:
             raise InvalidRequestError(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
         given = {"temperature": self.temperature, "top_p": self.top_p}
+        given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if wanted else None,
             structured_outputs=own or forced,
-            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
+            **{**defaults, **given},
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,11 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
+def engine_of(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
 def write_lines(file: Path, lines: list[Any]) -> Path:
     file.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
     return file
@@ -36,7 +42,7 @@ def read_lines(file: Path) -> list[Any]:
 def test_killed_and_begun_again_it_loses_and_repeats_nothing(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
-    lengths = {f"r{i}": 20 + i % 7 for i in range(600)}
+    lengths = {f"r{i}": 20 + i % 7 for i in range(300)}
     lines = [
         line(name, model=tiny_llama.name, prompt=name, max_tokens=length, ignore_eos=True)
         for name, length in lengths.items()
@@ -46,14 +52,23 @@ def test_killed_and_begun_again_it_loses_and_repeats_nothing(
     command = [*COMMAND, "-i", str(source), "-o", str(target), "--model", str(tiny_llama)]
     command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "32"]
     command += ["--kv-cache-memory", "1MiB"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while not target.exists() or len(target.read_bytes().splitlines()) < 50:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    for wanted in (30, 90):
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 300
+        while not target.exists() or len(target.read_bytes().splitlines()) < wanted:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if wanted == 30:
+            process.kill()
+            process.communicate()
+        else:
+            os.kill(engine_of(process.pid), signal.SIGKILL)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert errors.splitlines()[-1].startswith("jaxserve: the engine process died")
     killed_at = len(target.read_bytes().splitlines())
     assert killed_at < len(lines)
     with target.open("a") as file:

@@ -197,3 +197,31 @@ async def test_a_dead_engine_fails_what_runs_and_ends_the_server(
     assert await asyncio.to_thread(server.wait) == 1
     assert "jaxserve: the engine process died" in server.errors()
     assert "Traceback" not in server.errors()
+
+
+async def test_a_dead_engine_is_started_anew_if_that_is_asked_for(
+    start_server: Callable[..., Any],
+) -> None:
+    server = start_server("--engine-restarts", "1")
+    body = {"model": server.model, **LONG}
+    async with aiohttp.ClientSession(server.url, timeout=LIMIT) as http:
+        running = asyncio.create_task(http.post("/v1/completions", json=body))
+        await finish_short(http, server)
+        first = server.engine_pid
+        os.kill(first, signal.SIGKILL)
+        assert (await running).status == 503
+        async with http.get("/health") as response:
+            assert response.status == 503
+        while True:
+            async with http.get("/health") as response:
+                if response.status == 200:
+                    break
+            await asyncio.sleep(0.1)
+        await finish_short(http, server)
+        async with http.get("/metrics") as response:
+            assert "vllm:num_requests_running" in await response.text()
+        server.find_family()
+        assert server.engine_pid != first
+        os.kill(server.engine_pid, signal.SIGKILL)
+    assert await asyncio.to_thread(server.wait) == 1
+    assert "Traceback" not in server.errors()

@@ -429,16 +429,6 @@ def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) 
     assert raised.value.param == param
 
 
-@pytest.mark.parametrize("parse_any", [parse_chat, parse_text])
-def test_the_models_defaults_hold_where_the_request_says_nothing(parse_any: Any) -> None:
-    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
-    params = parse_any(top_p=1.0).to_sampling_params(defaults)
-    assert (params.temperature, params.top_p, params.top_k) == (0.6, 1.0, 20)
-    params = parse_any(temperature=0, top_k=0).to_sampling_params(defaults)
-    assert (params.temperature, params.top_p, params.top_k) == (0, 0.9, 0)
-    assert parse_any().to_sampling_params().temperature == 1.0
-
-
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 G = {"type": "function", "function": {"name": "g", "description": "d", "strict": True}}
 
@@ -507,3 +497,13 @@ def test_an_echo_asks_for_the_prompts_logprobs() -> None:
     assert (params.max_tokens, params.logprobs, params.prompt_logprobs) == (1, 2, 2)
     with pytest.raises(InvalidRequestError):
         parse_text(max_tokens=0).to_sampling_params()
+
+
+@pytest.mark.parametrize("parse_any", [parse_chat, parse_text])
+def test_the_models_defaults_hold_where_the_request_says_nothing(parse_any: Any) -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    params = parse_any(top_p=1.0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 1.0, 20)
+    params = parse_any(temperature=0, top_k=0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0, 0.9, 0)
+    assert parse_any().to_sampling_params().temperature == 1.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=200, help="most of an operation")
     parser.add_argument("--minutes", type=float, default=4.0)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     server = Server("--max-output-tokens", "4")
     try:
         statuses = fuzz(args.schemathesis, server.url, args.examples, args.minutes)

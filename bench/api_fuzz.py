@@ -32,7 +32,7 @@ def fuzz(command: str, url: str, examples: int, minutes: float) -> Counter[str]:
             [
                 *(command, "run", f"{url}/openapi.json", "--checks", "not_a_server_error"),
                 *("--phases", "examples,coverage,fuzzing", "--max-examples", str(examples)),
-                *("--workers", "4", "--max-time", str(minutes * 60), "--request-timeout", "60"),
+                *("--workers", "4", "--max-time", str(round(minutes * 60)), "--request-timeout", "60"),
                 *("--seed", "1", "--report-har-path", str(report), "--no-color", "--no-shrink"),
             ],
             stdout=subprocess.PIPE,
@@ -60,13 +60,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
+    found: dict[str, Any] = {}
     server = Server("--max-output-tokens", "4")
     try:
         statuses = fuzz(args.schemathesis, server.url, args.examples, args.minutes)
         found = asyncio.run(settled(server.url))
     finally:
         server.process.terminate()
-        found = {"exit_status": server.wait()} | found
+        found["exit_status"] = server.wait()
     failed = statuses.pop("failed")
     found |= {"cases": statuses.total(), "statuses": dict(sorted(statuses.items()))}
     print(json.dumps({"api_fuzz": found}))

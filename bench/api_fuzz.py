@@ -32,7 +32,8 @@ def fuzz(command: str, url: str, examples: int, minutes: float) -> Counter[str]:
             [
                 *(command, "run", f"{url}/openapi.json", "--checks", "not_a_server_error"),
                 *("--phases", "examples,coverage,fuzzing", "--max-examples", str(examples)),
-                *("--workers", "4", "--max-time", str(round(minutes * 60)), "--request-timeout", "60"),
+                *("--workers", "4", "--max-time", str(round(minutes * 60))),
+                *("--request-timeout", "60"),
                 *("--seed", "1", "--report-har-path", str(report), "--no-color", "--no-shrink"),
             ],
             stdout=subprocess.PIPE,

@@ -208,7 +208,8 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
             "tool_choice": "required",
             "logit_bias": {"5": 1},
-            "response_format": {"type": "json_object"},
+            "reasoning_effort": None,
+            "stream_options": None,
         },
     ),
     (

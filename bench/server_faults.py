@@ -30,7 +30,7 @@ import aiohttp
 
 FLAGS = (
     *("--max-num-seqs", "64", "--max-num-batched-tokens", "128", "--max-model-len", "1024"),
-    *("--kv-cache-memory", "512MiB", "--no-access-log"),
+    *("--kv-cache-memory", "512MiB", "--no-access-log", "--drain-timeout", "60"),
 )
 MODEL = "smollm2-135m"
 LONG = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}

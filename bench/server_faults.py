@@ -30,7 +30,7 @@ import aiohttp
 
 FLAGS = (
     *("--max-num-seqs", "64", "--max-num-batched-tokens", "128", "--max-model-len", "1024"),
-    *("--kv-cache-memory", "512MiB", "--no-access-log"),
+    *("--kv-cache-memory", "512MiB", "--no-access-log", "--drain-timeout", "60"),
 )
 MODEL = "smollm2-135m"
 LONG = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
@@ -208,7 +208,8 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
             "tool_choice": "required",
             "logit_bias": {"5": 1},
-            "response_format": {"type": "json_object"},
+            "reasoning_effort": None,
+            "stream_options": None,
         },
     ),
     (
@@ -329,11 +330,12 @@ async def slow(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
 
     alone = await median()
     stalled = []
+    body = LONG | {"stream": True, "logprobs": 20, "max_tokens": 150, "n": 1}
     for _ in range(20):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.connect(server.address)
-        sock.sendall(raw_request("/v1/completions", LONG | {"stream": True, "logprobs": 5}))
+        sock.sendall(raw_request("/v1/completions", body))
         stalled.append(sock)
     while await figure(http, "vllm:num_requests_running") < 20:
         await asyncio.sleep(0.05)
@@ -425,6 +427,7 @@ def main() -> None:
     names = [part.__name__ for part in PARTS]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     only = parser.parse_args().only
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     found: dict[str, Any] = {}
     failed = False
     for part in PARTS:

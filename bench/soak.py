@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--overload", type=float, default=2.0)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     server = Server(*FLAGS)
     try:
         found = asyncio.run(soak(server, args.minutes, args.overload))

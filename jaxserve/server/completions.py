@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -73,18 +74,19 @@ def tokenize(serving: Serving, body: CompletionRequest, params: SamplingParams) 
 
 async def _without_output(batches: Batches) -> Batches:
     """The prompts' news alone, as if nothing had been generated."""
-    async for batch in batches:
-        yield [
-            replace(
-                delta,
-                text="",
-                token_ids=(),
-                logprobs=delta.logprobs and (),
-                finish_reason=delta.finish_reason and "length",
-                stop_reason=None,
-            )
-            for delta in batch
-        ]
+    async with aclosing(batches):
+        async for batch in batches:
+            yield [
+                replace(
+                    delta,
+                    text="",
+                    token_ids=(),
+                    logprobs=delta.logprobs and (),
+                    finish_reason=delta.finish_reason and "length",
+                    stop_reason=None,
+                )
+                for delta in batch
+            ]
 
 
 class _Choices:

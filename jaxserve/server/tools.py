@@ -15,6 +15,7 @@ from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.server.parsers import NamedCall, RequiredCalls, ToolParser
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 # llguidance's own key in a schema: a model that is forced to call can't run on in white space.
 _COMPACT = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -36,7 +37,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        return self.parameters or {"type": "object", "properties": {}}
+        return self.parameters or _NOTHING
 
     @property
     def compact_schema(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta, TokenLogprobs
@@ -476,6 +477,7 @@ def test_forced_calls_shape_the_output() -> None:
     required = structured(tool_choice="required")
     assert required is not None
     assert required.grammar is not None
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(required.grammar)) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 Settings = TypeVar("Settings")
 
@@ -25,6 +25,7 @@ HELP = {
     "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
     "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
     "max_queued_requests": "requests that may wait; more get 429",
+    "scheduling_policy": "who waits first: fcfs, priority or longest-prefix",
     "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
     "overlap": "plan a step while the one before it runs",
     "forbid_compile": "fail a step that would compile after ready",
@@ -36,7 +37,30 @@ HELP = {
     "served_model_names": "names that requests may use (default: the model's own)",
     "max_body_bytes": "larger request bodies are refused",
     "max_choices": "most choices in one request",
+    "max_logprobs": "most logprobs a token in one request",
+    "max_stop_strings": "most stop strings in one request",
+    "max_output_tokens": "most tokens of a choice (default: what the model's context leaves)",
+    "tool_call_parser": "how the model writes calls of tools: hermes (Qwen too), llama3_json, "
+    "mistral or none; auto goes by its chat template",
+    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto goes "
+    "by its chat template",
+    "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
+    "engine_restarts": "how often the engine is started anew when it dies, before the server ends",
+    "api_key": "let in only requests with one of these keys; $JAXSERVE_API_KEY counts too",
+    "api_key_file": "a file with such keys, one a line",
+    "salt_cache_by_key": "let only requests with the same key share cached text",
+    "ssl_certfile": "serve HTTPS with this certificate (PEM)",
+    "ssl_keyfile": "the certificate's private key, if it isn't in the same file",
+    "ssl_ca_certs": "ask clients for a certificate that one of these has signed",
+    "allowed_origins": "web pages from these origins may use the server; * is any",
+    "allow_credentials": "browsers may send those pages' cookies along",
+    "access_log": "one line of JSON a request, on stderr",
+    "log_prompts": "put the request's body into that line",
+    "metrics_prefix": "of the metrics that vLLM has too",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, over HTTP",
+    "enable_dev_endpoints": "serve the endpoints for operators, as /reset_prefix_cache",
+    "profile_dir": "where /start_profile writes",
     # SamplingParams
     "temperature": "0 is greedy",
     "top_p": "keep the likeliest tokens that together reach this probability",
@@ -137,6 +161,8 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if hint == tuple[str, ...]:
         return {"nargs": "+", "metavar": "NAME"}
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint), "metavar": "NAME"}
     plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
     if plain not in (int, float, str):
         raise TypeError(f"{name}: no flag for a field of type {hint}")

@@ -77,7 +77,7 @@ class Runner:
         for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
-            self._run(bucket, buffers, 0, []).wait()
+            self._run(bucket, buffers, 0, [], None if bucket.decode else {}).wait()
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
@@ -91,7 +91,8 @@ class Runner:
             self._sampling.start(start)
         self._slots.apply(plan)
         rows = len(plan.decode_slots) + len(plan.chunks)
-        asks = any(map(self._prompt_targets, plan.chunks))
+        pooled = self._pooled_rows(plan)
+        asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
         buffers = self._empty(bucket)
         self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
@@ -100,7 +101,7 @@ class Runner:
         sampled = buffers.rows.keep > 0
         self._sampling.advance(buffers.rows.slots[sampled], buffers.rows.output_positions[sampled])
         self._state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        return self._run(bucket, buffers, rows, spans)
+        return self._run(bucket, buffers, rows, spans, pooled)
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that broke their grammar since the last call, and how."""
@@ -116,6 +117,15 @@ class Runner:
             return []
         stop = chunk.start + len(chunk.token_ids)
         return request.prompt_token_ids[chunk.start + 1 : stop + 1]
+
+    def _pooled_rows(self, plan: StepPlan) -> dict[Sequence, int] | None:
+        """The rows that end a prompt of which an embedding is asked for; None if there is none."""
+        rows = {}
+        for row, chunk in enumerate(plan.chunks, len(plan.decode_slots)):
+            sequence = self._slots.sequences[chunk.slot]
+            if chunk.samples and sequence is not None and sequence.request.payload.pool:
+                rows[sequence] = row
+        return rows or None
 
     def _empty(self, bucket: Bucket) -> HostBuffers:
         self._turn ^= 1
@@ -180,15 +190,24 @@ class Runner:
         buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
 
     def _run(
-        self, bucket: Bucket, buffers: HostBuffers, rows: int, spans: list[PromptSpan]
+        self,
+        bucket: Bucket,
+        buffers: HostBuffers,
+        rows: int,
+        spans: list[PromptSpan],
+        pooled_rows: dict[Sequence, int] | None,
     ) -> StepHandle:
         step = self._steps[bucket]
-        self._state, output, x = step(self._params, self._state, buffers.ints, buffers.draws)
+        self._state, output, x, last = step(self._params, self._state, buffers.ints, buffers.draws)
         drawn = buffers.rows
         wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & (drawn.keep > 0)).tolist()
         sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
         prompt = self._prompt_logprobs(step, x, spans) if spans else {}
         handle = StepHandle(output, rows, sequences, spans, prompt)
+        if pooled_rows is not None:
+            assert step.pool is not None
+            handle.pooled_rows = pooled_rows
+            handle.pooled = step.pool(self._params.ends, last)
         handle.start_copies()
         return handle
 

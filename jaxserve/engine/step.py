@@ -66,6 +66,7 @@ class Step:
         run: one an entry of `segments`; equal segments have the same program.
         take: PIECE hidden states from a row on; None for pure decodes.
         logprobs: of the prompt tokens that follow them.
+        pool: embeddings of the rows that are drawn from; None in a pure decode.
     """
 
     segments: tuple[Segment, ...]
@@ -74,11 +75,13 @@ class Step:
     draw: Compiled
     take: Compiled | None
     logprobs: Compiled
+    pool: Compiled | None
 
     def __call__(
         self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
-    ) -> tuple[StepState, StepOutput, jax.Array]:
-        """Starts the step: the next state, the output, and the last layer's x [T, E]."""
+    ) -> tuple[StepState, StepOutput, jax.Array, jax.Array]:
+        """Starts the step: the next state, the output, the last layer's x [T, E], and its rows
+        [R, E] that are drawn from."""
         pages, last_tokens, tables = state
         batch = jax.device_put(ints)
         x = self.embed(params.ends, last_tokens, batch)
@@ -88,7 +91,7 @@ class Step:
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
         last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
-        return StepState(pages, last_tokens, tables), output, x
+        return StepState(pages, last_tokens, tables), output, x, rows
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -195,6 +198,11 @@ class StepPrograms:
     ) -> Logprobs[jax.Array]:
         return logprobs_of(self._logits(ends, hidden), targets)
 
+    def _pool(self, ends: list[jax.Array], rows: jax.Array) -> jax.Array:
+        """The model's last hidden states of rows [R, E], in float32 and of length 1."""
+        hidden = self.parts.merge(self.parts.ends, ends).norm(rows).astype(jnp.float32)
+        return hidden / jnp.linalg.norm(hidden, axis=-1, keepdims=True)
+
     def _logits(self, ends: list[jax.Array], x: jax.Array) -> jax.Array:
         model = self.parts.merge(self.parts.ends, ends)
         return model.logits(model.norm(x))[:, : self.vocab]
@@ -225,6 +233,7 @@ class StepPrograms:
                 done["draw", bucket.drawn],
                 done.get(("take", bucket.tokens)),
                 done["logprobs"],
+                None if bucket.decode else done["pool", bucket.drawn],
             )
             for bucket in buckets
         }
@@ -247,6 +256,7 @@ class StepPrograms:
         }
         if not bucket.decode:
             jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
+            jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
             job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))

@@ -78,6 +78,7 @@ class Tokenizer:
         self._adds_bos = bos_token_id is not None and framed[:1] == [bos_token_id]
         self._chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Special tokens written out in it become their ids.
@@ -104,6 +105,15 @@ class Tokenizer:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
+    def id_to_text(self, token_id: int) -> str | None:
+        """A token's text if it is whole characters (byte-level vocabularies only), else None."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self.id_to_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
+
     def _look_up(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:
@@ -111,6 +121,18 @@ class Tokenizer:
         values = [_BYTES.get(c) for c in piece]
         # Added tokens are plain text; one with a space or the like is outside the alphabet.
         return bytes(v for v in values if v is not None) if None not in values else piece.encode()
+
+    def is_special(self, token: str) -> bool:
+        """Whether it is one special token, which doesn't show in text."""
+        return self.backend.token_to_id(token) in self.special_ids
+
+    def template_mentions(self, word: str) -> bool:
+        """Whether the chat template has this text in it: what it doesn't mention it ignores."""
+        return self._chat_template.mentions(word)
+
+    def use_chat_template(self, source: str) -> None:
+        """Takes another chat template, Jinja, in place of the model's own."""
+        self._chat_template = self._chat_template.replaced_by(source)
 
     def apply_chat_template(
         self,

@@ -14,7 +14,9 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+MIXTRAL = "MixtralForCausalLM"  # llama.cpp's llama, with experts
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling: what each frequency is divided by
 _F32 = 0
 _GEMMA3_27B_LAYERS = 62
@@ -36,6 +38,7 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
     heads = header.require(f"{name}.attention.head_count", int)
     hidden = header.require(f"{name}.embedding_length", int)
     head_dim = header.get(f"{name}.attention.key_length", int, hidden // max(heads, 1))
+    experts = header.get(f"{name}.expert_count", int, 0)
     layers = header.require(f"{name}.block_count", int)
     if layers > len(header.tensors):
         raise CheckpointError(
@@ -43,7 +46,7 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
             f"{len(header.tensors)} tensors"
         )
     refused = {
-        "experts": header.get(f"{name}.expert_count", int, 0) > 0,
+        "experts": experts > 0 and name not in ("llama", "qwen3moe"),
         "partial rope": header.get(f"{name}.rope.dimension_count", int, head_dim) != head_dim,
         "values of another head size than keys": (
             header.get(f"{name}.attention.value_length", int, head_dim) != head_dim
@@ -72,7 +75,21 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
         "bos_token_id": header.token_id("bos"),
         "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
     }
+    if experts and name == "llama":
+        config["architectures"] = [MIXTRAL]
+    if experts:
+        config |= _experts(header, name, experts)
     return config | (_gemma3(header, config) if name == "gemma3" else {})
+
+
+def _experts(header: GGUFHeader, name: str, experts: int) -> dict[str, Any]:
+    shared = {"num_experts_per_tok": header.require(f"{name}.expert_used_count", int)}
+    if name == "llama":
+        return shared | {"num_local_experts": experts}
+    size = header.require(f"{name}.expert_feed_forward_length", int)
+    # llama.cpp always makes the chosen experts' weights sum to 1.
+    moe = {"num_experts": experts, "moe_intermediate_size": size, "norm_topk_prob": True}
+    return shared | moe
 
 
 def _gemma3(header: GGUFHeader, config: dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 
 from checkpoints.base import Checkpoint, Shapes, check_shapes
-from checkpoints.gguf_config import ROPE_FACTORS, hf_config
+from checkpoints.gguf_config import MIXTRAL, ROPE_FACTORS, hf_config
 from checkpoints.gguf_header import GGUFTensor, read_header
 from checkpoints.json_file import naming
 from jaxserve.errors import CheckpointError, UnsupportedModelError
@@ -40,6 +41,24 @@ _GEMMA_LAYER = _LAYER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# With experts: the router, and tensors of all experts, each of which is Hugging Face's {}.
+_QWEN_LAYER = _LAYER | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_MIXTRAL_LAYER = _LAYER | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_NAMES = {
+    "Gemma3ForCausalLM": _GEMMA_LAYER,
+    "Qwen3MoeForCausalLM": _QWEN_LAYER,
+    MIXTRAL: _MIXTRAL_LAYER,
+}
 # gguf dequantises 16 rows at a time; rows of this many values make that a cache-sized piece
 # (3 times faster than the model's own narrow rows).
 _WIDE_ROW = 16_384
@@ -54,12 +73,12 @@ class GGUFCheckpoint(Checkpoint):
         hf = hf_config(header)
         with naming(path):
             self.config = config_from_hf(hf)
-        names = _GEMMA_LAYER if self._is_gemma else _LAYER
-        self._tensors = {
-            hf_name(name, names): tensor
-            for name, tensor in header.tensors.items()
-            if name != ROPE_FACTORS
-        }
+        names = _NAMES.get(self.config.architecture, _LAYER)
+        experts = self.config.moe.num_experts if self.config.moe else 0
+        self._tensors: dict[str, GGUFTensor] = {}
+        for name, tensor in header.tensors.items():
+            if name != ROPE_FACTORS:
+                self._tensors |= _one_by_one(path, hf_name(name, names), tensor, experts)
         check_shapes(path, self.shapes(), self.config)
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
         for name, tensor in self._tensors.items():
@@ -99,7 +118,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _in_hf_layout(self, name: str, values: np.ndarray) -> np.ndarray:
         """Undoes what llama.cpp's converter does to a family."""
-        if self.config.architecture == "LlamaForCausalLM":
+        if self.config.architecture in ("LlamaForCausalLM", MIXTRAL):
             if name.endswith("q_proj.weight"):
                 return _unpermute(values, self.config.num_attention_heads)
             if name.endswith("k_proj.weight"):
@@ -120,6 +139,17 @@ def hf_name(name: str, names: Mapping[str, str] = _LAYER) -> str:
         return f"model.layers.{layer}.{names[part]}.{kind}" if part in names else name
     stem = name.removesuffix(".weight")
     return f"{_TOP[stem]}.weight" if stem in _TOP else name
+
+
+def _one_by_one(path: Path, name: str, tensor: GGUFTensor, experts: int) -> dict[str, GGUFTensor]:
+    """A tensor of all experts [X, ...] as one for each of them; any other as it is."""
+    if "{}" not in name or tensor.shape[0] != experts:
+        return {name: tensor}
+    nbytes = _tensor_nbytes(path, name, tensor) // experts
+    return {
+        name.format(i): replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + i * nbytes)
+        for i in range(experts)
+    }
 
 
 def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:

@@ -69,10 +69,11 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     def write(
         tensors: Tensors,
         quantisation: gguf.GGMLQuantizationType | None = None,
+        arch: str = "llama",
         **metadata: int | str,
     ) -> Path:
         path = tmp_path / "model.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
+        writer = gguf.GGUFWriter(path, arch)
         writer.add_block_count(2)
         writer.add_context_length(64)
         writer.add_embedding_length(32)

@@ -10,8 +10,11 @@ import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.gguf_file import hf_name
+from checkpoints.weight_map import sources
 from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.models.registry import config_from_hf
 from jaxserve.models.rope import inverse_frequencies
+from tests.checkpoints.conftest import CONFIG
 
 Tensors = dict[str, np.ndarray]
 Write = Callable[..., Path]
@@ -55,6 +58,53 @@ def as_gguf(tensors: Tensors) -> Tensors:
         n = next((n for part, n in heads.items() if part in name), None)
         out[file_name(name)] = value if n is None else permute(value, n)
     return out
+
+
+@pytest.mark.parametrize("quantisation", [None, gguf.GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_experts_come_back_one_by_one(
+    write_gguf: Write, arch: str, quantisation: gguf.GGMLQuantizationType | None
+) -> None:
+    mixtral = arch == "llama"
+    hf = CONFIG | {
+        "architectures": ["MixtralForCausalLM" if mixtral else "Qwen3MoeForCausalLM"],
+        **dict.fromkeys(("num_local_experts", "num_experts"), 4),
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    }
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for source in sources(config_from_hf(hf)).values():
+        shapes |= source.tensors
+    tensors = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    block = r"(model\.layers\.\d+\.)(?:block_sparse_moe|mlp)\.(?:experts\.(\d+)\.)?(\w+)\.weight"
+    parts = {"gate": "gate_inp", "w1": "gate_exps", "w3": "up_exps", "w2": "down_exps"}
+    parts |= {f"{x}_proj": f"{x}_exps" for x in ("gate", "up", "down")}
+    stacks: dict[str, list[np.ndarray]] = {}
+    plain: Tensors = {}
+    for name, value in tensors.items():
+        if match := re.fullmatch(block, name):
+            layer = match[1].split(".")[2]
+            stacks.setdefault(f"blk.{layer}.ffn_{parts[match[3]]}.weight", []).append(value)
+        elif "q_norm" in name or "k_norm" in name:
+            plain[f"blk.{name.split('.')[2]}.attn_{name.split('.')[4]}.weight"] = value
+        else:
+            heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+            plain[file_name(name)] = permute(value, heads) if heads and mixtral else value
+    plain |= {n: v[0] if n.endswith("inp.weight") else np.stack(v) for n, v in stacks.items()}
+    keys = {"expert_count": 4, "expert_used_count": 2}
+    keys |= {} if mixtral else {"expert_feed_forward_length": 64}
+    metadata = {f"{arch}__{key}": value for key, value in keys.items()}
+    checkpoint = open_checkpoint(write_gguf(plain, quantisation, arch, **metadata))
+    moe = checkpoint.config.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.experts_per_token, moe.intermediate_size) == (4, 2, 64)
+    assert moe.renormalize
+    assert checkpoint.shapes() == shapes
+    for name, value in tensors.items():
+        if quantisation is not None and value.ndim > 1:
+            value = gguf.dequantize(gguf.quantize(value, quantisation), quantisation)
+        np.testing.assert_array_equal(checkpoint.read(name), value, err_msg=name)
 
 
 def test_names_map_both_ways(tensors: Tensors) -> None:
@@ -147,7 +197,7 @@ def test_a_header_with_absurd_counts_is_an_error(tensors: Tensors, write_gguf: W
 def test_what_is_not_implemented_is_refused(tensors: Tensors, write_gguf: Write) -> None:
     whole = as_gguf(tensors)
     with pytest.raises(UnsupportedModelError, match="experts"):
-        open_checkpoint(write_gguf(whole, llama__expert_count=8))
+        open_checkpoint(write_gguf(whole, arch="qwen2", qwen2__expert_count=8))
     with pytest.raises(UnsupportedModelError, match=r"rope scaling \(magic\)"):
         open_checkpoint(write_gguf(whole, llama__rope__scaling__type="magic"))
     with pytest.raises(UnsupportedModelError, match=r"architecture mamba.*supported: llama"):

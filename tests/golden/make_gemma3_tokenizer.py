@@ -5,7 +5,8 @@
 needs torch, transformers 5, gguf and sentencepiece, and none of this project's code. The texts are
 those of texts.py. Arrays: `ids` [N] and `ends` [2000], transformers' ids of all texts one after
 another, BOS before each; `pieces` [N'] and `piece_ends` [2000], sentencepiece's, which takes
-special tokens for plain text; `decoded`, SHA-256 of the texts that transformers makes of its ids.
+special tokens for plain text; `decoded`, SHA-256 of the texts that transformers makes of its ids;
+`noise`, the same of texts.py's noise, special tokens included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import sentencepiece
 import transformers
 from sentencepiece import sentencepiece_model_pb2
-from texts import texts
+from texts import noise, texts
 
 
 def processor(path: Path) -> Any:
@@ -47,6 +48,10 @@ def joined(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.array(part, np.int32) for part in parts]), ends
 
 
+def digest(strings: list[str]) -> np.ndarray:
+    return np.array(hashlib.sha256("\0".join(strings).encode()).hexdigest())
+
+
 def main() -> None:
     path = Path(sys.argv[1])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -62,7 +67,8 @@ def main() -> None:
         ends=ends,
         pieces=pieces,
         piece_ends=piece_ends,
-        decoded=np.array(hashlib.sha256("\0".join(decoded).encode()).hexdigest()),
+        decoded=digest(decoded),
+        noise=digest([tokenizer.decode(ids) for ids in noise(len(tokenizer))]),
     )
 
 

@@ -4,8 +4,8 @@
 
 needs sentencepiece and none of this project's code. A BPE model like Llama 2's: byte fallback, a
 space before the text, single digits; with two user-defined pieces. Arrays: `ids` [N] and `ends`
-[300], the ids of the first 300 of texts.py one after another, without BOS; `decoded`, SHA-256 of
-the texts made of them.
+[2000], the ids of texts.py's texts one after another, without BOS; `decoded`, SHA-256 of the texts
+made of them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def main() -> None:
     )
     (HERE / "tiny_sentencepiece.model").write_bytes(model.getvalue())
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    parts = [processor.encode(text) for text in texts()[:300]]
+    parts = [processor.encode(text) for text in texts()]
     decoded = "\0".join(processor.decode(ids) for ids in parts)
     np.savez_compressed(
         HERE / "tiny_sentencepiece.npz",
-        ids=np.concatenate([np.array(ids, np.int32) for ids in parts]),
+        ids=np.concatenate([np.array(ids, np.uint16) for ids in parts]),
         ends=np.cumsum([len(ids) for ids in parts]).astype(np.int32),
         decoded=np.array(hashlib.sha256(decoded.encode()).hexdigest()),
     )

@@ -25,6 +25,10 @@ FIXED = [
     "\ufffd \U0010ffff \ue000 \u2581 \u2581\u2581",
     "<bos>hi<eos> <pad><unk> <start_of_turn>user\nHi<end_of_turn>\n",
     "<0x41> <0x0A> <s> </s> [multimodal]",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "<|endoftext|><|endoftext|>",
+    "a<|im_end|>b<repo_name>c<file_sep> <|im_end",
+    "<|im_end|> x  <|im_start|> <end_of_turn>y<eos>",
     "https://example.org/a?b=c&d=%20#e",
     '{"a": [1, 2.5e-3, null], "b": {"c": true}}',
     "for (int i = 0; i < n; ++i) { x[i] <<= 2; } // done",
@@ -43,6 +47,16 @@ PROSE = (
     "return self.items[0] == None; import numpy as np camelCase snake_case ALLCAPS Übergröße"
 )
 WORDS = PROSE.split()
+MARKS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<eos>",
+    "<|",
+    "</",
+    "<0x0A>",
+]
 RANGES = [(0x20, 0x7F), (0xA0, 0x24F), (0x370, 0x52F), (0x4E00, 0x4FFF), (0x1F300, 0x1F6FF)]
 RANGES += [(0x09, 0x0E), (0x30, 0x3A), (0x2000, 0x206F), (0x0900, 0x097F), (0xAC00, 0xACFF)]
 RANGES += [(0x10000, 0x10FFF), (0x20000, 0x20FFF)]
@@ -59,5 +73,17 @@ def texts() -> list[str]:
             chosen = [chr(rng.randrange(low, high)) for _ in range(rng.randint(0, 4))]
             pieces += [rng.choice(WORDS), " " * rng.choice((0, 1, 1, 1, 2, 3, 7)), *chosen]
             pieces.append("\n" * rng.choice((0, 0, 0, 1, 2)))
+            if rng.random() < 0.03:
+                pieces.append(rng.choice(MARKS))
         made.append("".join(pieces))
     return FIXED + made
+
+
+def noise(num_ids: int) -> list[list[int]]:
+    """500 sequences of ids at random, half of them low ones, bytes and special tokens among them:
+    most make no text, many no UTF-8."""
+    rng = random.Random(1)
+    return [
+        [rng.randrange(rng.choice((512, num_ids))) for _ in range(rng.randint(1, 12))]
+        for _ in range(500)
+    ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import jax
 
     from checkpoints.weight_map import Source
+    from jaxserve.models.sharding import Shardings
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -38,8 +39,14 @@ class Checkpoint(ABC):
 
         return sources(self.config, self.packed)
 
-    def parameter(self, path: tuple[Hashable, ...]) -> np.ndarray | jax.Array:
+    def parameter(
+        self, path: tuple[Hashable, ...], shardings: Shardings | None = None
+    ) -> np.ndarray | jax.Array:
         """One parameter of the model, made of its tensors.
+
+        Args:
+            shardings: where parameters shall lie. A format that can read a part reads it straight
+                to its device; the others give the whole in host memory.
 
         Raises:
             CheckpointError: a tensor is missing or damaged.

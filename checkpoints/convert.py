@@ -22,7 +22,8 @@ def convert(path: Path, target: Path, dtype: str | None, progress: bool = False)
     """Writes the checkpoint at path as an Orbax folder at target, whole or not at all.
 
     Args:
-        dtype: of the weights; None keeps what is stored (float32 for GGUF).
+        dtype: of the weights; None keeps what is stored (float32 for GGUF). int8 quantises the
+            layers' matrices, which become floats again when they are loaded.
 
     Raises:
         ModelError: the checkpoint can't be read.

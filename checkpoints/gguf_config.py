@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.gguf_header import GGUFHeader
-from jaxserve.errors import UnsupportedModelError
+from jaxserve.errors import CheckpointError, UnsupportedModelError
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -36,6 +36,12 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
     heads = header.require(f"{name}.attention.head_count", int)
     hidden = header.require(f"{name}.embedding_length", int)
     head_dim = header.get(f"{name}.attention.key_length", int, hidden // max(heads, 1))
+    layers = header.require(f"{name}.block_count", int)
+    if layers > len(header.tensors):
+        raise CheckpointError(
+            f"{header.path}: {name}.block_count is {layers}, but there are only "
+            f"{len(header.tensors)} tensors"
+        )
     refused = {
         "experts": header.get(f"{name}.expert_count", int, 0) > 0,
         "partial rope": header.get(f"{name}.rope.dimension_count", int, head_dim) != head_dim,
@@ -54,14 +60,14 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
         or len(header.require("tokenizer.ggml.tokens", list)),
         "hidden_size": hidden,
         "intermediate_size": header.require(f"{name}.feed_forward_length", int),
-        "num_hidden_layers": header.require(f"{name}.block_count", int),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": header.get(f"{name}.attention.head_count_kv", int, heads),
         "head_dim": head_dim,
         "max_position_embeddings": header.require(f"{name}.context_length", int),
         "rms_norm_eps": header.require(f"{name}.attention.layer_norm_rms_epsilon", float),
         "rope_theta": header.get(f"{name}.rope.freq_base", float, 10_000.0),
-        "rope_scaling": _rope_scaling(header, name),
+        "rope_scaling": _rope_scaling(header, name, head_dim),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": header.token_id("bos"),
         "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
@@ -72,7 +78,7 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
 def _gemma3(header: GGUFHeader, config: dict[str, Any]) -> dict[str, Any]:
     # The file doesn't say: llama.cpp knows the one size that scales by another number.
     of_27b = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
-    per_head = config["hidden_size"] // config["num_attention_heads"]
+    per_head = config["hidden_size"] // max(config["num_attention_heads"], 1)
     return {
         "sliding_window": header.require("gemma3.attention.sliding_window", int),
         "sliding_window_pattern": header.get("gemma3.attention.sliding_window_pattern", int, 6),
@@ -80,12 +86,16 @@ def _gemma3(header: GGUFHeader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(header: GGUFHeader, name: str) -> dict[str, Any] | None:
+def _rope_scaling(header: GGUFHeader, name: str, head_dim: int) -> dict[str, Any] | None:
     if ROPE_FACTORS in header.tensors:
         tensor = header.tensors[ROPE_FACTORS]
         if tensor.ggml_type != _F32:
             raise UnsupportedModelError(f"{header.path}: {ROPE_FACTORS} isn't float32")
-        (count,) = tensor.shape
+        count = head_dim // 2
+        if tensor.shape != (count,):
+            raise CheckpointError(
+                f"{header.path}: {ROPE_FACTORS} has shape {list(tensor.shape)}, not [{count}]"
+            )
         factors = np.fromfile(header.path, "<f4", count, offset=tensor.offset).tolist()
         return {
             "rope_type": "longrope",

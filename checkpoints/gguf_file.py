@@ -13,6 +13,7 @@ import numpy as np
 from checkpoints.base import Checkpoint, Shapes, check_shapes
 from checkpoints.gguf_config import ROPE_FACTORS, hf_config
 from checkpoints.gguf_header import GGUFTensor, read_header
+from checkpoints.json_file import naming
 from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.models.registry import config_from_hf
 
@@ -50,7 +51,9 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         header = read_header(path)
         self.path = path
-        self.config = config_from_hf(hf_config(header))
+        hf = hf_config(header)
+        with naming(path):
+            self.config = config_from_hf(hf)
         names = _GEMMA_LAYER if self._is_gemma else _LAYER
         self._tensors = {
             hf_name(name, names): tensor

@@ -99,7 +99,7 @@ def read_header(path: Path) -> GGUFHeader:
                 return _parse(path, data)
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path}: no such file") from None
-    except (struct.error, EOFError, UnicodeDecodeError, KeyError) as error:
+    except (struct.error, EOFError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged or truncated GGUF header ({error})") from None
 
 

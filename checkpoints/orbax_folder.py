@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
+from checkpoints import int8
 from checkpoints.base import Checkpoint, Shapes
-from checkpoints.safetensors_folder import read_config, read_json
+from checkpoints.json_file import read_json
+from checkpoints.safetensors_folder import read_config
 from checkpoints.weight_map import sources
 from jaxserve.config import MIB
 from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.models.sharding import Shardings
 
 MANIFEST = "jaxserve.json"
 _FORMAT = 1
@@ -46,10 +50,12 @@ class OrbaxCheckpoint(Checkpoint):
             raise CheckpointError(f"{path / MANIFEST}: its format isn't {_FORMAT}")
         self.config = read_config(path)
         self._tensors: dict[str, dict[str, Any]] = manifest["tensors"]
-        for name in map(_name, sources(self.config)):
+        expected = set(map(_name, sources(self.config)))
+        expected |= {n + int8.SUFFIX for n in expected if n in self._tensors and self._is_int8(n)}
+        for name in sorted(expected):
             if name not in self._tensors:
                 raise CheckpointError(f"{path}: the tensor {name} is missing")
-        for name in self._tensors.keys() - set(map(_name, sources(self.config))):
+        for name in sorted(self._tensors.keys() - expected):
             raise CheckpointError(f"{path}: the tensor {name} has no place in the model")
         self._restored: dict[str, jax.Array] = {}
 
@@ -66,31 +72,41 @@ class OrbaxCheckpoint(Checkpoint):
     def read(self, name: str) -> np.ndarray:
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
-        return np.asarray(self._restore(_group(name), [name], None)[name])
+        return np.asarray(self._restore(_group(name), [name], {})[name])
 
-    def parameter(
-        self, path: ParameterPath, sharding: jax.sharding.Sharding | None = None
-    ) -> jax.Array:
+    def parameter(self, path: ParameterPath, shardings: Shardings | None = None) -> jax.Array:
         name = _name(path)
         if name not in self._restored:
+            where = {_name(path): sharding for path, sharding in (shardings or {}).items()}
             group = _group(name)
             names = [n for n in self._tensors if _group(n) == group]
-            self._restored = self._restore(group, names, sharding)
-        return self._restored.pop(name)
+            self._restored = self._restore(group, names, where)
+        value = self._restored.pop(name)
+        if self._is_int8(name):
+            value = value.astype(jnp.float32) * self._restored.pop(name + int8.SUFFIX)
+        return value
 
     def describe(self, path: ParameterPath) -> str:
         return _name(path)
 
+    def _is_int8(self, name: str) -> bool:
+        return bool(self._tensors[name]["dtype"] == "int8")
+
     def _restore(
-        self, group: str, names: list[str], sharding: jax.sharding.Sharding | None
+        self, group: str, names: list[str], shardings: Mapping[str, NamedSharding]
     ) -> dict[str, jax.Array]:
-        where = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        item = {
-            n: jax.ShapeDtypeStruct(tuple(entry["shape"]), jnp.dtype(entry["dtype"]))
-            for n in names
-            if (entry := self._tensors[n])
-        }
-        arguments = {n: ocp.ArrayRestoreArgs(sharding=where) for n in names}
+        """Tensors of a group, each on its devices; on the first device without a sharding."""
+        alone = SingleDeviceSharding(jax.devices()[0])
+        item, arguments = {}, {}
+        for name in names:
+            shape = tuple(self._tensors[name]["shape"])
+            item[name] = jax.ShapeDtypeStruct(shape, jnp.dtype(self._tensors[name]["dtype"]))
+            where: Sharding = shardings.get(name, alone)
+            weight = shardings.get(name.removesuffix(int8.SUFFIX))
+            if name not in shardings and weight is not None:  # the scale of a weight
+                spec = [s if n > 1 else None for s, n in zip(weight.spec, shape, strict=True)]
+                where = NamedSharding(weight.mesh, PartitionSpec(*spec))
+            arguments[name] = ocp.ArrayRestoreArgs(sharding=where)
         try:
             with ocp.Checkpointer(_handler()) as checkpointer:
                 return checkpointer.restore(
@@ -104,7 +120,7 @@ class OrbaxCheckpoint(Checkpoint):
                     f"{self.path}: the tensor {names[0]} is missing or damaged ({reason})"
                 ) from error
             for name in names:  # one of them is at fault: this names it
-                self._restore(group, [name], sharding)
+                self._restore(group, [name], shardings)
             raise
 
 
@@ -118,7 +134,8 @@ def write(
     """Writes a checkpoint's parameters as an Orbax folder; target appears whole or not at all.
 
     Args:
-        dtype: of the floating point parameters; None keeps what is stored.
+        dtype: of the parameters; None keeps what is stored. int8 is for the layers' matrices (see
+            int8.py), the rest keeps its type.
         add_files: puts config.json and the tokenizer's files into a folder.
 
     Raises:
@@ -152,14 +169,14 @@ def _write_parameters(
     paths = sorted(checkpoint.parameters(), key=lambda path: (_group(_name(path)), _name(path)))
     with tqdm(desc="convert", unit="B", unit_scale=True, disable=not progress) as bar:
         for group, members in groupby(paths, key=lambda path: _group(_name(path))):
-            tree = {}
+            tree: dict[str, np.ndarray] = {}
             for path in members:
                 value = np.ascontiguousarray(checkpoint.parameter(path))
                 if not np.isfinite(value).all():
                     raise CheckpointError(
                         f"{checkpoint.path}: NaN or infinite values in {checkpoint.describe(path)}"
                     )
-                tree[_name(path)] = value if dtype is None else value.astype(dtype)
+                tree |= _stored(_name(path), value, dtype)
             with ocp.Checkpointer(_handler()) as checkpointer:
                 arguments = {n: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for n in tree}
                 checkpointer.save(
@@ -169,6 +186,17 @@ def _write_parameters(
                 tensors[name] = {"shape": list(value.shape), "dtype": str(value.dtype)}
                 bar.update(value.nbytes)
     return tensors
+
+
+def _stored(name: str, value: np.ndarray, dtype: jnp.dtype | None) -> dict[str, np.ndarray]:
+    """The tensors that keep a parameter."""
+    if dtype == jnp.int8:
+        axes = int8.contracted(name)
+        if axes is None:
+            return {name: value}
+        quantized, scales = int8.quantize(value, axes)
+        return {name: quantized, name + int8.SUFFIX: scales}
+    return {name: value if dtype is None else value.astype(dtype)}
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

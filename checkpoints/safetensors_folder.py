@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.base import Checkpoint, Shapes, check_shapes
+from checkpoints.generation_config import read_eos_token_ids
+from checkpoints.json_file import naming, read_json
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.fields import OBJECT
 from jaxserve.models.registry import config_from_hf
 
 _ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -79,40 +81,25 @@ class SafetensorsCheckpoint(Checkpoint):
 
 def read_config(path: Path) -> ModelConfig:
     """config.json, with the EOS ids of generation_config.json added."""
-    config = config_from_hf(read_json(path / "config.json"))
-    if (path / "generation_config.json").exists():
-        eos = read_json(path / "generation_config.json").get("eos_token_id")
-        extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-        config = replace(
-            config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra)))
-        )
-    return config
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's folder.
-
-    Raises:
-        ModelNotFoundError: there is no such file.
-        CheckpointError: it isn't a JSON object.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{file.parent}: there is no {file.name} in it") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
-    return value
+    hf = read_json(path / "config.json")
+    with naming(path / "config.json"):
+        config = config_from_hf(hf)
+    eos = (*config.eos_token_ids, *read_eos_token_ids(path))
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos)))
 
 
 def _weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
+        weight_map = read_json(index, {"weight_map": OBJECT}).get("weight_map")
+        if not weight_map:
             raise CheckpointError(f"{index}: it has no weight_map")
+        for tensor, name in weight_map.items():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(
+                    f"{index}: weight_map must name a file of the folder for {tensor}; it was "
+                    f"{str(name)[:80]!r}"
+                )
         return [path / name for name in sorted(set(weight_map.values()))]
     single = path / "model.safetensors"
     if not single.exists():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from jaxserve.errors import ConfigError
 
@@ -41,10 +43,14 @@ class EngineConfig:
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.
         max_queued_requests: requests that may wait; more are refused as overload.
+        scheduling_policy: who waits first: "fcfs", "priority" (a request's own number) or
+            "longest-prefix" (the most cached tokens).
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
+        generation_config: "auto" takes what requests leave unset from the model's own
+            generation_config.json; "none" leaves that file aside, its EOS ids excepted.
     """
 
     model: str = DEFAULT_MODEL
@@ -56,15 +62,26 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_queued_requests: int = 1024
+    scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
     overlap: bool = True
     forbid_compile: bool = False
     seed: int = 0
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
+            )
+        if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
+            raise ConfigError(
+                f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "
+                f"it was {self.scheduling_policy!r}"
+            )
+        if self.generation_config not in ("auto", "none"):
+            raise ConfigError(
+                f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
         for name in (
             "max_num_seqs",
@@ -99,7 +116,28 @@ class ServerConfig:
             Empty means the model's own name.
         max_body_bytes: larger request bodies get 413.
         max_choices: most choices (prompts of a batch) in one request.
+        max_logprobs, max_stop_strings: most of them in one request.
+        max_output_tokens: most tokens of a choice; None leaves it to the model's context.
+        tool_call_parser: how the model writes calls of tools; "auto" goes by its chat template.
+        reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
+        chat_template: a file with a chat template to use instead of the model's own.
         drain_timeout: seconds that running requests have to finish once a stop is asked for.
+        engine_restarts: how often the engine process is started anew when it dies; after that the
+            server ends.
+        api_key: keys of which requests must bring one; those of api_key_file (one a line) and of
+            $JAXSERVE_API_KEY (separated by commas) count too. Without any, all are let in.
+        salt_cache_by_key: let only requests with the same key share cached text.
+        ssl_certfile, ssl_keyfile: serve HTTPS with this certificate.
+        ssl_ca_certs: ask clients for a certificate that one of these has signed.
+        allowed_origins: web pages from there may use the server; "*" is any.
+        allow_credentials: browsers may send those pages' cookies and stored passwords along.
+        access_log: one line of JSON a request, on stderr.
+        log_prompts: put the request's body into that line.
+        metrics_prefix: of the metrics that vLLM has too.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) for traces.
+        enable_dev_endpoints: serve /reset_prefix_cache, /server_info, /start_profile and
+            /stop_profile, which are for operators alone.
+        profile_dir: where profiles are written.
     """
 
     host: str = "127.0.0.1"
@@ -107,7 +145,28 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = field(default=())
     max_body_bytes: int = 8 * MIB
     max_choices: int = 128
+    max_logprobs: int = 20
+    max_stop_strings: int = 16
+    max_output_tokens: int | None = None
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
+    chat_template: str | None = None
     drain_timeout: float = 10.0
+    engine_restarts: int = 0
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str | None = None
+    salt_cache_by_key: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    allowed_origins: tuple[str, ...] = field(default=())
+    allow_credentials: bool = False
+    access_log: bool = True
+    log_prompts: bool = False
+    metrics_prefix: str = "vllm:"
+    otlp_traces_endpoint: str | None = None
+    enable_dev_endpoints: bool = False
+    profile_dir: str = "profiles"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -115,6 +174,22 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_choices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {getattr(self, name)}")
+        for name in ("max_logprobs", "max_stop_strings", "engine_restarts"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0; it was {getattr(self, name)}")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ConfigError(
+                f"max_output_tokens must be at least 1; it was {self.max_output_tokens}"
+            )
+        if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
+            raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError("allow_credentials needs allowed_origins by name, not *")
+        if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
+            raise ConfigError(
+                "metrics_prefix must be letters, digits, _ and :, with no digit first; "
+                f"it was {self.metrics_prefix!r}"
+            )
         if not 0.0 <= self.drain_timeout < math.inf:
             raise ConfigError(
                 f"drain_timeout must be 0 seconds or more; it was {self.drain_timeout}"

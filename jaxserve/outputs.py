@@ -27,9 +27,12 @@ class TokenLogprobs(NamedTuple):
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # the first token has none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionDelta:
     """What was added to one choice since the last delta.
+
+    Nobody changes one; it isn't frozen because one is made for every token, and that would cost
+    three times as much.
 
     Args:
         index: which of the request's choices.
@@ -39,7 +42,10 @@ class CompletionDelta:
         finish_reason: None until the last delta of this choice.
         stop_reason: the stop string or stop token id that ended it; None for EOS or length.
         logprobs: one entry a token id, if they were asked for.
-        prompt_logprobs: in the first delta of choice 0, if they were asked for.
+        prompt_logprobs: in the first delta of each choice, if they were asked for.
+        cached_tokens: in the first delta of a request's first choice: tokens of its prompt that
+            the prefix cache had.
+        embedding: of the prompt, [E] float32, in place of a text.
     """
 
     index: int
@@ -49,6 +55,29 @@ class CompletionDelta:
     stop_reason: int | str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    cached_tokens: int | None = None
+    embedding: bytes | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionDelta:
+        """Deltas of one choice, in order, as one."""
+        first, last = deltas[0], deltas[-1]
+        return cls(
+            last.index,
+            "".join([delta.text for delta in deltas]),
+            tuple([token for delta in deltas for token in delta.token_ids]),
+            last.finish_reason,
+            last.stop_reason,
+            _join_logprobs(deltas),
+            first.prompt_logprobs,
+            first.cached_tokens,
+        )
+
+
+def _join_logprobs(deltas: Sequence[CompletionDelta]) -> tuple[TokenLogprobs, ...] | None:
+    if all(delta.logprobs is None for delta in deltas):
+        return None
+    return tuple(entry for delta in deltas for entry in delta.logprobs or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +94,15 @@ class CompletionOutput:
     @classmethod
     def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionOutput:
         """The whole of one choice from all its deltas, in order; the last has a finish_reason."""
-        last = deltas[-1]
-        assert last.finish_reason is not None
-        logprobs = None
-        if any(delta.logprobs is not None for delta in deltas):
-            logprobs = tuple(entry for delta in deltas for entry in delta.logprobs or ())
+        whole = CompletionDelta.join(deltas)
+        assert whole.finish_reason is not None
         return cls(
-            index=last.index,
-            text="".join(delta.text for delta in deltas),
-            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
-            logprobs=logprobs,
+            index=whole.index,
+            text=whole.text,
+            token_ids=whole.token_ids,
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            logprobs=whole.logprobs,
         )
 
     @property
@@ -87,10 +113,15 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request: its prompt and its choices."""
+    """A finished request: its prompt and its choices.
+
+    Args:
+        num_cached_tokens: tokens of the prompt that the prefix cache had.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int = 0

@@ -3,6 +3,7 @@
 from scheduler.config import CacheGroup, PreemptionCosts, SchedulerConfig
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
 from scheduler.events import BlockEvent, BlockRemoved, BlockStored, CacheCleared
+from scheduler.limits import longest_sequence
 from scheduler.plan import Chunk, Draft, SlotStart, StepPlan, StepResult
 from scheduler.request import FinishReason, MediaSpan, Request, Sequence
 from scheduler.scheduler import Scheduler
@@ -30,4 +31,5 @@ __all__ = [
     "SlotStart",
     "StepPlan",
     "StepResult",
+    "longest_sequence",
 ]

@@ -18,6 +18,13 @@ class CacheGroup:
 
     window: int | None = None
 
+    def most_blocks(self, num_blocks: int, block_size: int, max_num_batched_tokens: int) -> int:
+        """Blocks of its table of num_blocks that it holds at once, at most: those of a window, of
+        a whole step's tokens, and a ragged edge."""
+        if self.window is None:
+            return num_blocks
+        return min(num_blocks, -(-(self.window - 1 + max_num_batched_tokens) // block_size) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCosts:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from scheduler.config import SchedulerConfig
+from collections.abc import Sequence
+
+from scheduler.config import CacheGroup, SchedulerConfig
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
 from scheduler.request import Request
+
+UNLIMITED = 1 << 62
+
+
+def longest_sequence(
+    num_blocks: int, block_size: int, groups: Sequence[CacheGroup], max_num_batched_tokens: int
+) -> int:
+    """Most tokens that one sequence alone can hold in a pool of num_blocks, the null block
+    included."""
+
+    def fits(length: int) -> bool:
+        needed = [g.most_blocks(length, block_size, max_num_batched_tokens) for g in groups]
+        return sum(needed) < num_blocks
+
+    if fits(UNLIMITED):
+        return UNLIMITED
+    low, high = 0, num_blocks - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * block_size
 
 
 def check_length(request: Request, configured: int, limit: int) -> None:

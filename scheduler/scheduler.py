@@ -12,7 +12,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.decodes import DecodeRows
 from scheduler.errors import SchedulerError
 from scheduler.events import BlockEvent
-from scheduler.limits import check_length, check_queue
+from scheduler.limits import check_length, check_queue, longest_sequence
 from scheduler.parts import Flight, PlanParts
 from scheduler.plan import Chunk, StepPlan, StepResult
 from scheduler.policies import make_policy
@@ -40,7 +40,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.tables = BlockTables(config)
-        self.max_model_len = min(config.max_model_len, self.tables.longest())
+        longest = longest_sequence(
+            config.num_blocks, config.block_size, config.cache_groups, config.max_num_batched_tokens
+        )
+        self.max_model_len = min(config.max_model_len, longest)
         self._registry = Registry()
         self._waiting = make_policy(
             config.policy, lambda sequence: len(self.tables.lookup(sequence)[0])

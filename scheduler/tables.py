@@ -6,11 +6,11 @@ from scheduler.blocks import NULL_BLOCK, BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.events import BlockEvent, BlockStored
 from scheduler.hashing import block_digests, root_digest
+from scheduler.limits import UNLIMITED
 from scheduler.request import Sequence
 
 # (group, index in the table, block, block to copy into it first or the null block)
 Growth = tuple[int, int, int, int]
-UNLIMITED = 1 << 62
 REGISTER_EVERY = 8  # blocks that a running decode generates
 
 
@@ -26,29 +26,12 @@ class BlockTables:
         # One table that ends where its tokens do: a decode's next block always goes to its end.
         self.is_simple = self.windows == (None,) and not config.max_draft_tokens
         self._caching = config.enable_prefix_caching
-        # Most blocks a group needs at once: its window, a whole step's tokens, and a ragged edge.
         self._spans = tuple(
-            None
-            if window is None
-            else -(-(window - 1 + config.max_num_batched_tokens) // self.block_size) + 1
-            for window in self.windows
+            group.most_blocks(UNLIMITED, config.block_size, config.max_num_batched_tokens)
+            for group in config.cache_groups
         )
 
     # -- sizes
-
-    def longest(self) -> int:
-        """Most tokens that one sequence alone can hold in the pool."""
-        usable = self.pool.num_blocks - 1
-        if self._most_blocks(UNLIMITED) <= usable:
-            return UNLIMITED
-        low, high = 0, usable
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._most_blocks(middle) <= usable else (low, middle - 1)
-        return low * self.block_size
-
-    def _most_blocks(self, num_blocks: int) -> int:
-        return sum(min(num_blocks, span or UNLIMITED) for span in self._spans)
 
     def _first(self, group: int, position: int) -> int:
         """Index of the first block that a token at `position` reads."""
@@ -59,7 +42,7 @@ class BlockTables:
         """Length of each group's table when `position` of num_tokens is computed next."""
         num_blocks = -(-num_tokens // self.block_size)
         return [
-            num_blocks if span is None else min(num_blocks, self._first(group, position) + span)
+            min(num_blocks, self._first(group, position) + span)
             for group, span in enumerate(self._spans)
         ]
 

@@ -1,1 +1,1 @@
-"""The command line: `jaxserve serve | generate | chat | pull`."""
+"""The command line: `jaxserve serve | generate | chat | run-batch | pull | convert`."""

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxserve.cli import flags
-from jaxserve.cli.generate import SAMPLING_FLAGS
+from jaxserve.cli.generate import MODEL_FLAGS, SAMPLING_FLAGS
 from jaxserve.config import EngineConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
@@ -22,17 +22,18 @@ SUMMARY = "talk with a model in the terminal"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, max_tokens=None)
+    flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, unset=MODEL_FLAGS, max_tokens=None)
     flags.add_flags(parser, EngineConfig, skip=("model", "seed"))
 
 
 def run(args: argparse.Namespace) -> int:
     from jaxserve.engine.client import EngineClient
 
-    params = flags.build(SamplingParams, args)
+    flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
     # The loop runs while the model does, and rests while the user types.
     with asyncio.Runner() as runner:
         client = runner.run(EngineClient.start(flags.build(EngineConfig, args)))
+        params = flags.build(SamplingParams, args, **client.sampling_defaults)
         try:
             _converse(runner, client, params, args.system)
         finally:

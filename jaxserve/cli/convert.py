@@ -17,9 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="TARGET", help="the folder to make")
     parser.add_argument(
         "--dtype",
-        choices=("stored", "float32", "bfloat16", "float16"),
+        choices=("stored", "float32", "bfloat16", "float16", "int8"),
         default="stored",
-        help="of the weights; GGUF's are stored as float32 (default: stored)",
+        help="of the weights; GGUF's are stored as float32; int8 makes the folder smaller, not the "
+        "model in memory (default: stored)",
     )
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 Settings = TypeVar("Settings")
 
@@ -25,17 +25,42 @@ HELP = {
     "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
     "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
     "max_queued_requests": "requests that may wait; more get 429",
+    "scheduling_policy": "who waits first: fcfs, priority or longest-prefix",
     "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
     "overlap": "plan a step while the one before it runs",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "base of the seeds of requests that bring none",
+    "generation_config": "auto samples as the model's generation_config.json says; none ignores it",
     # ServerConfig
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one",
     "served_model_names": "names that requests may use (default: the model's own)",
     "max_body_bytes": "larger request bodies are refused",
     "max_choices": "most choices in one request",
+    "max_logprobs": "most logprobs a token in one request",
+    "max_stop_strings": "most stop strings in one request",
+    "max_output_tokens": "most tokens of a choice (default: what the model's context leaves)",
+    "tool_call_parser": "how the model writes calls of tools: hermes (Qwen too), llama3_json, "
+    "mistral or none; auto goes by its chat template",
+    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto goes "
+    "by its chat template",
+    "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
+    "engine_restarts": "how often the engine is started anew when it dies, before the server ends",
+    "api_key": "let in only requests with one of these keys; $JAXSERVE_API_KEY counts too",
+    "api_key_file": "a file with such keys, one a line",
+    "salt_cache_by_key": "let only requests with the same key share cached text",
+    "ssl_certfile": "serve HTTPS with this certificate (PEM)",
+    "ssl_keyfile": "the certificate's private key, if it isn't in the same file",
+    "ssl_ca_certs": "ask clients for a certificate that one of these has signed",
+    "allowed_origins": "web pages from these origins may use the server; * is any",
+    "allow_credentials": "browsers may send those pages' cookies along",
+    "access_log": "one line of JSON a request, on stderr",
+    "log_prompts": "put the request's body into that line",
+    "metrics_prefix": "of the metrics that vLLM has too",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, over HTTP",
+    "enable_dev_endpoints": "serve the endpoints for operators, as /reset_prefix_cache",
+    "profile_dir": "where /start_profile writes",
     # SamplingParams
     "temperature": "0 is greedy",
     "top_p": "keep the likeliest tokens that together reach this probability",
@@ -82,12 +107,14 @@ def add_flags(
     *,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
+    unset: Iterable[str] = (),
     **defaults: Any,
 ) -> None:
     """Adds one flag for each field of a dataclass.
 
     Args:
         only: the fields to add; all but `skip` if absent.
+        unset: fields that have no default here: build() takes theirs from elsewhere.
         defaults: fields whose default differs from the class's.
     """
     hints = typing.get_type_hints(settings)
@@ -96,6 +123,8 @@ def add_flags(
         if name in skip:
             continue
         default = defaults.get(name, fields[name].default)
+        if name in unset:
+            default = argparse.SUPPRESS
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=_destination(settings, name),
@@ -105,12 +134,16 @@ def add_flags(
         )
 
 
-def build(settings: type[Settings], args: argparse.Namespace) -> Settings:
-    """Makes the dataclass from those of its fields that were added as flags."""
+def build(settings: type[Settings], args: argparse.Namespace, **defaults: Any) -> Settings:
+    """Makes the dataclass from those of its fields that were added as flags.
+
+    Args:
+        defaults: of fields that add_flags() left unset.
+    """
     added = {name: _destination(settings, name) for name in _fields(settings)}
     given = {name: getattr(args, where) for name, where in added.items() if hasattr(args, where)}
     frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return settings(**frozen)
+    return settings(**defaults | frozen)
 
 
 def _destination(settings: type, name: str) -> str:
@@ -128,6 +161,8 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if hint == tuple[str, ...]:
         return {"nargs": "+", "metavar": "NAME"}
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint), "metavar": "NAME"}
     plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
     if plain not in (int, float, str):
         raise TypeError(f"{name}: no flag for a field of type {hint}")
@@ -137,6 +172,6 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
 
 def _help(name: str, default: Any) -> str:
     text = HELP[name].replace("%", "%%")
-    if default is None or default == ():
+    if default in (None, (), argparse.SUPPRESS):
         return text
     return f"{text} (default: {format_size(default) if name in SIZES else default})"

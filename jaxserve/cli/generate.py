@@ -10,28 +10,31 @@ from jaxserve.config import EngineConfig
 from jaxserve.sampling.params import SamplingParams
 
 SUMMARY = "continue a text"
-SAMPLING_FLAGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+# What the model's makers may have set.
+MODEL_FLAGS = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING_FLAGS = (*MODEL_FLAGS, "seed", "max_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")
-    flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, max_tokens=128)
+    flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, unset=MODEL_FLAGS, max_tokens=128)
     # --seed is the request's here.
     flags.add_flags(parser, EngineConfig, skip=("seed",))
 
 
 def run(args: argparse.Namespace) -> int:
-    params = flags.build(SamplingParams, args)
-    asyncio.run(_generate(flags.build(EngineConfig, args), args.prompt, params))
+    asyncio.run(_generate(flags.build(EngineConfig, args), args))
     return 0
 
 
-async def _generate(config: EngineConfig, prompt: str, params: SamplingParams) -> None:
+async def _generate(config: EngineConfig, args: argparse.Namespace) -> None:
     from jaxserve.engine.client import EngineClient
 
+    flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
     client = await EngineClient.start(config)
     try:
-        async for delta in client.generate(prompt, params):
+        params = flags.build(SamplingParams, args, **client.sampling_defaults)
+        async for delta in client.generate(args.prompt, params):
             print(delta.text, end="", flush=True)
         print()
     finally:

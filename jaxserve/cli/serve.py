@@ -24,8 +24,10 @@ def run(args: argparse.Namespace) -> int:
     engine, server = flags.build(EngineConfig, args), flags.build(ServerConfig, args)
 
     from jaxserve.server.lifecycle import serve
+    from jaxserve.server.records import log_to_stderr
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     asyncio.run(serve(engine, server, announce))
     return 0
 

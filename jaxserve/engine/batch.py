@@ -23,10 +23,11 @@ class StepInts(NamedTuple, Generic[Array]):
         tokens: [T]; a negative value -1-slot means the slot's last sampled token, which only the
             device knows.
         positions: [T].
-        write_slots: [T], where in the pool each token's K and V go: block * P + offset.
+        write_slots: [G, T], where each token's K and V go in each cache group's blocks:
+            block * P + offset.
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
-        block_tables: [S, W].
+        block_tables: [G, S, W], one a cache group.
     """
 
     tokens: Array
@@ -37,10 +38,10 @@ class StepInts(NamedTuple, Generic[Array]):
     block_tables: Array
 
 
-def int_shapes(bucket: Bucket, width: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of StepInts' fields for a bucket and a block table width W."""
+def int_shapes(bucket: Bucket, width: int, groups: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of StepInts' fields for a bucket, a block table width W and G cache groups."""
     t, s = bucket.tokens, bucket.rows
-    return ((t,), (t,), (t,), (s + 1,), (s,), (s, width))
+    return ((t,), (t,), (groups, t), (s + 1,), (s,), (groups, s, width))
 
 
 def size(shapes: tuple[tuple[int, ...], ...]) -> int:

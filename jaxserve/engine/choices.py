@@ -15,12 +15,16 @@ class Choices:
     """The n choices of one request.
 
     open: indices of those that have yet to end.
+
+    Args:
+        first: the first one's index on deltas.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, first: int = 0) -> None:
         self._params = params
-        self._detokenizers = [Detokenizer(tokenizer, params, i) for i in range(params.n)]
+        self._detokenizers = [Detokenizer(tokenizer, params, first + i) for i in range(params.n)]
         self._prompt: list[TokenLogprobs | None] = [None]
+        self._begun: set[int] = set()
         self.open = set(range(params.n))
 
     def take(self, output: Output) -> CompletionDelta | None:
@@ -42,9 +46,19 @@ class Choices:
         if output.logprobs is not None:
             logprobs = tuple(output.logprobs[: len(delta.token_ids)])  # trimmed at a stop string
             delta = replace(delta, logprobs=logprobs)
-        if self._params.prompt_logprobs is not None and output.index == 0 and self._prompt:
-            delta = replace(delta, prompt_logprobs=tuple(self._prompt))
-            self._prompt = []
+        if output.embedding is not None:
+            delta = replace(delta, embedding=output.embedding)
+        if output.index not in self._begun:
+            self._begun.add(output.index)
+            delta = self._with_prompt(delta, output)
         if delta.finish_reason is not None:
             self.open.discard(output.index)
+        return delta
+
+    def _with_prompt(self, delta: CompletionDelta, output: Output) -> CompletionDelta:
+        """A choice's first delta, with what is known of the prompt."""
+        if output.cached_tokens is not None:
+            delta = replace(delta, cached_tokens=output.cached_tokens)
+        if self._params.prompt_logprobs is not None:
+            delta = replace(delta, prompt_logprobs=tuple(self._prompt))
         return delta

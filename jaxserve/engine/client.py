@@ -12,27 +12,39 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
 
-import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
+from jaxserve.engine.defaults import sampling_defaults
 from jaxserve.engine.intake import Intake, Prompt
-from jaxserve.errors import EngineDeadError, EngineError, JaxserveError, ModelError
+from jaxserve.engine.listener import ChoiceTimes, EndReason, Listener, RequestTimes
+from jaxserve.engine.mailbox import Mailbox
+from jaxserve.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    JaxserveError,
+    ModelError,
+)
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+MOST_NEWS = 64  # messages of the engine that are read in one turn
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
 
@@ -41,19 +53,22 @@ class _Stream:
     """One request between the engine's news and the reader."""
 
     choices: Choices
-    deltas: asyncio.Queue[CompletionDelta | JaxserveError] = field(default_factory=asyncio.Queue)
+    times: RequestTimes
+    mailbox: Mailbox
     ended: bool = False
 
 
 class EngineClient:
-    """Starts an engine process and streams requests through it. Use EngineClient.start()."""
+    """Starts an engine process and streams requests through it. Use EngineClient.start().
+
+    sampling_defaults: values that the model asks for in SamplingParams' fields that a request
+    leaves unset. Who makes the params applies them.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
-        tokenizer: Tokenizer,
         process: asyncio.subprocess.Process,
-        folder: Path,
         to_engine: zmq.asyncio.Socket,
         from_engine: zmq.asyncio.Socket,
     ) -> None:
@@ -62,52 +77,68 @@ class EngineClient:
         self.model_name = (
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
-        self.tokenizer = tokenizer
-        self._config, self._process, self._folder = config, process, folder
+        self.config, self._process = config, process
         self._to_engine, self._from_engine = to_engine, from_engine
         self._streams: dict[str, _Stream] = {}
         self._counter = itertools.count()
         self._dead = asyncio.Event()
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.compiles = 0
+        self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
+        self.listeners: list[Listener] = []
+        self.tokenizer: Tokenizer
+        self.sampling_defaults: dict[str, Any]  # what holds where a request says nothing
         self.ready: messages.Ready
+        self.stats: messages.EngineStats  # the last reading
         self._intake: Intake
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineClient:
+    async def start(
+        cls, config: EngineConfig, module: str = "jaxserve.engine.process"
+    ) -> EngineClient:
         """Fetches the model, starts the engine process, and returns when it is ready.
+
+        Args:
+            module: what the engine process runs.
 
         Raises:
             ModelError: the model can't be had or served.
             EngineDeadError: the process ended without a word; its stderr says why.
         """
-        path = await asyncio.to_thread(checkpoints.pull, config.model)
         folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
-        addresses = [f"ipc://{folder}/{name}" for name in ("to-engine", "from-engine")]
         context = zmq.asyncio.Context.instance()
         to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         to_engine.set(zmq.SNDHWM, 0)
         from_engine.set(zmq.RCVHWM, 0)
-        to_engine.bind(addresses[0])
-        from_engine.bind(addresses[1])
+        for socket, address in zip(
+            (to_engine, from_engine), messages.addresses(folder), strict=True
+        ):
+            socket.bind(address)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jaxserve.engine.process", *addresses, str(os.getpid())
+            *(sys.executable, "-m", module, str(folder), str(os.getpid())),
+            start_new_session=True,  # so that it can be ended with all that it has started
         )
+        client = cls(config, process, to_engine, from_engine)
         try:
-            # The engine loads and compiles while we read the tokenizer.
-            hello = messages.Start(messages.PROTOCOL_VERSION, config, str(path))
             # Not awaited: an engine that dies before it connects would never take it.
-            to_engine.send(messages.encode(hello))
-            tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            client = cls(config, tokenizer, process, folder, to_engine, from_engine)
-            await client._wait_ready()
+            to_engine.send(messages.encode(messages.Start(messages.PROTOCOL_VERSION, config)))
+            fetched = await client._hear()
+            assert isinstance(fetched, messages.Fetched)
+            # The engine loads and compiles while we read the tokenizer.
+            path = Path(fetched.path)
+            client.tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            client.sampling_defaults = sampling_defaults(config, path)
+            ready = await client._hear()
+            assert isinstance(ready, messages.Ready)
+            client._begin(ready)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            client._kill()
             await process.wait()
-            _close_sockets(to_engine, from_engine, folder)
+            client._close_sockets()
             raise
+        finally:
+            # Both sockets are connected, or of no use any more: their names are needed no longer.
+            shutil.rmtree(folder, ignore_errors=True)
         return client
 
     @property
@@ -138,36 +169,102 @@ class EngineClient:
         return self._intake.prompt_ids(prompt, params)
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Streams one request, its n choices mixed. Closing the iterator early aborts it.
 
+        Args and errors as stream()'s.
+        """
+        batches = self.stream(
+            [prompt], params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                for delta in batch:
+                    yield delta
+
+    async def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        pool: bool = False,
+    ) -> AsyncGenerator[list[CompletionDelta], None]:
+        """Streams several prompts to one reader: all that has come since it last asked.
+
+        The choices of prompt i have the indices from i * params.n on. A reader that is slow gets
+        larger deltas, not more of them. Closing the iterator early aborts what still runs, and so
+        does the first failure.
+
         Args:
             request_id: for logs; the engine's own id is never a caller's.
+            priority: lower runs first; only under the scheduling policy `priority`.
+            cache_salt: only requests with the same salt share cached text.
+            pool: give the prompts' embeddings; params.max_tokens must be 1.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
             EngineError, EngineDeadError: afterwards.
         """
-        ids = self._intake.prompt_ids(prompt, params)
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                "priority needs a server with --scheduling-policy priority; leave it out",
+                "priority",
+            )
+        several = [self._intake.prompt_ids(prompt, params) for prompt in prompts]
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
-        own_id = f"{next(self._counter)}-{request_id or 'request'}"
-        stream = _Stream(Choices(self.tokenizer, params))
-        self._streams[own_id] = stream
+        mailbox = Mailbox(len(several))
+        streams: dict[str, _Stream] = {}
         try:
-            self._post(self._intake.submission(own_id, ids, params))
-            while True:
-                delta = await stream.deltas.get()
-                if isinstance(delta, JaxserveError):
-                    raise delta
-                yield delta
-                if stream.ended and stream.deltas.empty():
-                    return
+            for i, ids in enumerate(several):
+                own_id = f"{next(self._counter)}-{request_id or 'request'}"
+                choices = Choices(self.tokenizer, params, i * params.n)
+                streams[own_id] = _Stream(
+                    choices, RequestTimes(len(ids), params, request_id), mailbox
+                )
+                self._streams[own_id] = streams[own_id]
+                self._post(self._intake.submission(own_id, ids, params, priority, cache_salt, pool))
+            while mailbox.more:
+                yield await mailbox.take()
         finally:
-            del self._streams[own_id]
-            if not stream.ended:
-                self._abort(own_id)
+            for own_id, stream in streams.items():
+                del self._streams[own_id]
+                if not stream.ended:
+                    self._abort(own_id)
+                    self._tell_rest(stream, "abort")
+
+    async def ask(self, wish: messages.Wish, argument: str = "") -> bool:
+        """Has the engine do what an operator wishes, between two steps.
+
+        Returns:
+            Whether it was done; False if it can't be now.
+
+        Raises:
+            EngineError: it failed.
+            EngineDeadError: the engine process has ended.
+        """
+        if not self.healthy:
+            raise EngineDeadError("the engine process has ended: restart the server")
+        call_id = next(self._counter)
+        self._asked[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(messages.Ask(call_id, wish, argument))
+            answer = await self._asked[call_id]
+        finally:
+            del self._asked[call_id]
+        if answer.error is not None:
+            raise EngineError(answer.error)
+        return answer.done
 
     async def close(self) -> None:
         """Ends the engine process and frees what belongs to it."""
@@ -177,14 +274,20 @@ class EngineClient:
             try:
                 await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
             except TimeoutError:
-                self._process.kill()
+                self._kill()
                 await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        _close_sockets(self._to_engine, self._from_engine, self._folder)
+        self._close_sockets()
 
-    async def _wait_ready(self) -> None:
+    async def _hear(self) -> messages.ToClient:
+        """The engine's next message while it starts.
+
+        Raises:
+            ModelError: it says that it can't.
+            EngineDeadError: it ended.
+        """
         receive = asyncio.ensure_future(self._from_engine.recv())
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,44 +304,74 @@ class EngineClient:
         answer = messages.decode_to_client(receive.result())
         if isinstance(answer, messages.Failed):
             raise ModelError(answer.message)
-        assert isinstance(answer, messages.Ready)
-        self.ready = answer
+        return answer
+
+    def _begin(self, ready: messages.Ready) -> None:
+        self.ready, self.stats = ready, ready.stats
         self._intake = Intake(
-            self.tokenizer,
-            answer.max_model_len,
-            answer.vocab_size,
-            random.Random(self._config.seed),
+            self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
         )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def _read(self) -> None:
         """Turns the engine's news into deltas."""
+        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:
-            message = messages.decode_to_client(await self._from_engine.recv())
-            assert isinstance(message, messages.Outputs)
-            self.compiles = message.compiles
-            for output in message.outputs:
-                stream = self._streams.get(output.request_id)
-                if stream is None or stream.ended:
+            news = [await self._from_engine.recv()]
+            # What else is there now comes in one turn, so that readers get it as one.
+            with contextlib.suppress(zmq.Again):
+                while len(news) < MOST_NEWS:
+                    news.append(inbox.recv(zmq.NOBLOCK))
+            for message in map(messages.decode_to_client, news):
+                if isinstance(message, messages.Answer):
+                    self._take_answer(message)
                     continue
-                try:
-                    self._deliver(output, stream)
-                except Exception as error:  # one request's text must not end all streams
-                    log.exception("request %s failed", output.request_id)
-                    self._end(stream, EngineError(f"its output could not be read: {error}"))
-                    self._abort(output.request_id)
+                assert isinstance(message, messages.Outputs)
+                self.stats = message.stats
+                for listener in self.listeners:
+                    listener.on_turn(message.stats)
+                for output in message.outputs:
+                    self._deliver(output)
+            # recv() doesn't wait while there is more; the readers must have their turn.
+            await asyncio.sleep(0)
 
-    def _deliver(self, output: messages.Output, stream: _Stream) -> None:
+    def _take_answer(self, answer: messages.Answer) -> None:
+        asked = self._asked.get(answer.call_id)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+
+    def _deliver(self, output: messages.Output) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None or stream.ended:
+            return
         if output.error is not None:
             self._end(stream, messages.as_error(output))
             return
-        if (delta := stream.choices.take(output)) is None:
+        if output.queue_s is not None:
+            stream.times.queue_s = output.queue_s
+        if output.token_ids and output.index in stream.choices.open:
+            self._time_tokens(stream.times, output.index, len(output.token_ids))
+        try:
+            delta = stream.choices.take(output)
+        except Exception as error:  # one request's text must not end all streams
+            log.exception("request %s failed", output.request_id)
+            self._end(stream, EngineError(f"its output could not be read: {error}"))
+            self._abort(output.request_id)
             return
-        stream.deltas.put_nowait(delta)
+        if delta is None:
+            return
+        if delta.finish_reason == "abort":
+            self._tell_end(stream, output.index, "abort")
+            self._end(stream, EngineError("it was aborted"))
+            return
         if delta.finish_reason is not None:
-            stream.ended = not stream.choices.open
+            self._tell_end(stream, output.index, delta.finish_reason)
+            if not stream.choices.open:
+                stream.ended = True
+                stream.mailbox.running -= 1
             if output.finish_reason is None:  # a stop string: the engine doesn't know yet
                 self._abort(output.request_id, output.index)
+        stream.mailbox.put(delta)
 
     async def _watch(self) -> None:
         """Fails everything pending at once when the process dies."""
@@ -251,11 +384,37 @@ class EngineClient:
         for stream in self._streams.values():
             if not stream.ended:
                 self._end(stream, error)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
 
-    @staticmethod
-    def _end(stream: _Stream, error: JaxserveError) -> None:
+    def _end(self, stream: _Stream, error: JaxserveError) -> None:
         stream.ended = True
-        stream.deltas.put_nowait(error)
+        stream.mailbox.running -= 1
+        stream.mailbox.fail(error)
+        self._tell_rest(stream, "error")
+
+    def _tell_rest(self, stream: _Stream, reason: EndReason) -> None:
+        for index in stream.choices.open:
+            self._tell_end(stream, index, reason)
+
+    def _tell_end(self, stream: _Stream, index: int, reason: EndReason) -> None:
+        stream.times.ended += 1
+        for listener in self.listeners:
+            listener.on_end(stream.times, index, reason)
+
+    def _time_tokens(self, times: RequestTimes, index: int, tokens: int) -> None:
+        now = time.monotonic()
+        choice = times.choices.get(index)
+        if choice is None:
+            times.choices[index] = ChoiceTimes(now, now, tokens)
+            for listener in self.listeners:
+                listener.on_first(times, now - times.arrived, tokens)
+            return
+        for listener in self.listeners:
+            listener.on_next(now - choice.last, tokens)
+        choice.last = now
+        choice.tokens += tokens
 
     def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:
@@ -265,10 +424,11 @@ class EngineClient:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
         self._to_engine.send(messages.encode(message))
 
+    def _kill(self) -> None:
+        """Ends the engine process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-def _close_sockets(
-    to_engine: zmq.asyncio.Socket, from_engine: zmq.asyncio.Socket, folder: Path
-) -> None:
-    to_engine.close(linger=0)
-    from_engine.close(linger=0)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _close_sockets(self) -> None:
+        self._to_engine.close(linger=0)
+        self._from_engine.close(linger=0)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.beams import Beams, guide
+from jaxserve.engine.clock import StepClock
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
 from jaxserve.engine.handle import StepHandle
-from jaxserve.engine.messages import Output, Ready, Submit
+from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineError, InvalidRequestError
@@ -37,10 +38,11 @@ NOTHING_TO_DRAW = (
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan and the device's answer to come."""
+    """A plan, the device's answer to come, and when it was asked."""
 
     plan: StepPlan
     handle: StepHandle
+    started: float
 
 
 class EngineCore:
@@ -75,19 +77,24 @@ class EngineCore:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
+                policy=config.scheduling_policy,
                 max_queued_requests=config.max_queued_requests,
+                cache_groups=limits.layout.groups,
             )
         )
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
         self._in_flight: InFlight | None = None
+        self._clock = StepClock()
+        self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
+            stats=EngineStats(self.stats),
         )
 
     @property
@@ -106,6 +113,15 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Running, waiting, blocks, hits, preemptions."""
         return self._scheduler.stats()
+
+    def report(self) -> EngineStats:
+        """What there is to say of the time since the last report."""
+        (seconds, tokens), self._last_step = self._last_step, (None, 0)
+        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached text; refused (False) while any request holds blocks."""
+        return self._scheduler.reset_prefix_cache()
 
     def close(self) -> None:
         """Lets go of process-wide hooks and threads."""
@@ -132,8 +148,10 @@ class EngineCore:
             max_tokens=params.max_tokens,
             stop_token_ids=frozenset() if searches else message.stop_token_ids,
             min_tokens=params.min_tokens,
+            priority=message.priority,
             arrival_time=time.monotonic(),
-            payload=SamplingRequest(guide(params) if searches else params, masks),
+            cache_salt=message.cache_salt,
+            payload=SamplingRequest(guide(params) if searches else params, masks, message.pool),
             n=1 if searches else params.n,
             read_prefix_cache=params.prompt_logprobs is None,
             await_tokens=searches or (masks is not None and masks.needs_each_token),
@@ -167,6 +185,7 @@ class EngineCore:
         (a grammar, a beam), the last step's tokens come first: a step that left it out would cost
         more than the pause.
         """
+        self._clock.look(self._in_flight is not None and self._in_flight.handle.ready)
         outputs = self._admit_compiled()
         with self._guard:
             if self._in_flight is not None and self._scheduler.awaits_tokens:
@@ -175,7 +194,8 @@ class EngineCore:
             plan = self._scheduler.schedule()
             started = None
             if plan is not None:
-                started = InFlight(plan, self._runner.dispatch(plan))
+                started = InFlight(plan, self._runner.dispatch(plan), self._clock.started())
+                outputs += _admissions(plan)
                 for sequence, reason in self._runner.take_failures():
                     message = f"the output can't go on under its grammar: {reason}"
                     outputs.append(self._fail(sequence, message))
@@ -183,7 +203,11 @@ class EngineCore:
                 done, self._in_flight = self._in_flight, started
             else:
                 done = started
-            return outputs + self._hand_out(done) if done is not None else outputs
+            if done is not None:
+                outputs += self._hand_out(done)
+        if not self.has_work:
+            self._clock.rest()
+        return outputs
 
     def _admit_compiled(self) -> list[Output]:
         """Requests whose grammar is ready join the scheduler; news of those refused."""
@@ -199,8 +223,11 @@ class EngineCore:
 
     def _hand_out(self, done: InFlight) -> list[Output]:
         ids = done.handle.wait()
+        self._clock.ended(done.started, more=self._in_flight is not None)
+        self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, ids)
         logprobs = done.handle.logprobs(ids)
+        embeddings = done.handle.embeddings()
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -215,10 +242,22 @@ class EngineCore:
             if token < 0:
                 outputs.append(self._fail(seq, NOTHING_TO_DRAW))
                 continue
+            if seq.request.payload.pool:
+                outputs.append(
+                    Output(
+                        seq.request.request_id,
+                        [],
+                        seq.finish_reason,
+                        cached_tokens=seq.num_cached_tokens,
+                        embedding=embeddings[seq],
+                    )
+                )
+                continue
             if seq.request.payload.params.beam_search is not None:
                 self._beams.take(seq, logprobs[seq])
                 continue
             known = [logprobs[seq]] if seq in logprobs else None
+            first = seq.index == 0 and len(seq.output_token_ids) == 1
             outputs.append(
                 Output(
                     seq.request.request_id,
@@ -227,6 +266,7 @@ class EngineCore:
                     seq.stop_reason,
                     index=seq.index,
                     logprobs=known,
+                    cached_tokens=seq.num_cached_tokens if first else None,
                 )
             )
         return outputs + self._beams.select()
@@ -239,6 +279,20 @@ class EngineCore:
         return Output(
             sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
         )
+
+
+def _admissions(plan: StepPlan) -> list[Output]:
+    """News of the requests that a plan starts for the first time."""
+    now = time.monotonic()
+    return [
+        Output(
+            sequence.request.request_id,
+            [],
+            queue_s=now - sequence.request.arrival_time,
+        )
+        for sequence in (start.sequence for start in plan.starts)
+        if sequence.index == 0 and not sequence.num_preemptions
+    ]
 
 
 def _refusal(message: Submit, kind: str, error: Exception) -> Output:

@@ -40,6 +40,8 @@ class StepHandle:
         rows: the plan's rows; the rest of the output is padding.
         logprob_rows: rows whose tokens' logprobs were asked for.
         prompt_pieces: logprobs of the prompt tokens after PIECE rows each.
+        pooled_rows: rows whose embeddings were asked for.
+        pooled: [R, E] float32, embeddings of all rows; None if none was.
     """
 
     output: StepOutput
@@ -47,6 +49,8 @@ class StepHandle:
     logprob_rows: dict[Sequence, int] = field(default_factory=dict)
     prompt_spans: list[PromptSpan] = field(default_factory=list)
     prompt_pieces: dict[int, Logprobs[jax.Array]] = field(default_factory=dict)
+    pooled_rows: dict[Sequence, int] = field(default_factory=dict)
+    pooled: jax.Array | None = None
 
     def start_copies(self) -> None:
         """Sends what will be read to the host as soon as it is there."""
@@ -55,10 +59,24 @@ class StepHandle:
         for logprobs in (*own, *self.prompt_pieces.values()):
             for array in logprobs:
                 array.copy_to_host_async()
+        if self.pooled is not None:
+            self.pooled.copy_to_host_async()
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait() would return at once."""
+        return bool(self.output.ids.is_ready())  # type: ignore[attr-defined]
 
     def wait(self) -> list[int]:
         """One sampled id a row of the plan, once the device has them; -1 where it failed."""
         return np.asarray(self.output.ids)[: self.rows].tolist()
+
+    def embeddings(self) -> dict[Sequence, bytes]:
+        """The embeddings that were asked for, [E] float32 each."""
+        if self.pooled is None:
+            return {}
+        on_host = np.asarray(self.pooled)
+        return {sequence: on_host[row].tobytes() for sequence, row in self.pooled_rows.items()}
 
     def logprobs(self, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
         """The logprobs of the sampled ids that were asked for."""

@@ -76,7 +76,15 @@ class Intake:
                 "prompt",
             )
 
-    def submission(self, request_id: str, ids: list[int], params: SamplingParams) -> Submit:
+    def submission(
+        self,
+        request_id: str,
+        ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        pool: bool = False,
+    ) -> Submit:
         """The engine's message for ids that prompt_ids has passed."""
         # A grammar that is complete leaves nothing but EOS to draw.
         ignored = params.ignore_eos and params.structured_outputs is None
@@ -89,7 +97,7 @@ class Intake:
         )
         bad_words = [ids for word in params.bad_words for ids in self._spellings(word)]
         stop = frozenset(params.stop_token_ids) | frozenset(eos)
-        return Submit(request_id, ids, filled, stop, bad_words)
+        return Submit(request_id, ids, filled, stop, bad_words, priority, cache_salt, pool)
 
     def _spellings(self, word: str) -> list[list[int]]:
         """Token ids of a bad word, at the start of a text and after a space."""

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import GIB, EngineConfig, cache_dir
+from jaxserve.engine.cache_layout import CacheLayout
 from jaxserve.engine.loader import ModelOutline
 from jaxserve.engine.paged_cache import bytes_per_block
 from jaxserve.errors import ConfigError
+from scheduler import longest_sequence
 
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
@@ -42,10 +44,12 @@ class EngineLimits:
     """What EngineConfig leaves open, decided.
 
     Args:
+        layout: how the layers share the pool.
         num_blocks: blocks in the pool, the null block among them.
         max_model_len: tokens of prompt and output; never more than the pool can hold.
     """
 
+    layout: CacheLayout
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
@@ -59,28 +63,31 @@ class EngineLimits:
             ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
         """
         on_cpu = jax.default_backend() == "cpu"
-        memory = config.kv_cache_memory or (
-            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization, model.nbytes)
-        )
-        per_block = bytes_per_block(model.cache_specs, config.block_size, dtype)
-        num_blocks = memory // per_block
-        if num_blocks < 2:
-            raise ConfigError(
-                f"kv_cache_memory of {memory} bytes holds {num_blocks} blocks of {per_block} "
-                "bytes; at least 2 are needed"
-            )
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
         if wanted > context:
             raise ConfigError(
                 f"max_model_len is {wanted}, but the model was made for at most {context}"
             )
+        tokens = config.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+        layout = CacheLayout.choose(model.cache_specs, config.block_size, wanted, tokens)
+        memory = config.kv_cache_memory or (
+            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization, model.nbytes)
+        )
+        per_block = bytes_per_block(layout.buffers, config.block_size, dtype)
+        num_blocks = memory // per_block
+        if num_blocks <= len(layout.groups):
+            raise ConfigError(
+                f"kv_cache_memory of {memory} bytes holds {num_blocks} blocks of {per_block} "
+                f"bytes; at least {len(layout.groups) + 1} are needed"
+            )
+        longest = longest_sequence(num_blocks, config.block_size, layout.groups, tokens)
         return cls(
+            layout=layout,
             num_blocks=num_blocks,
-            max_model_len=min(wanted, (num_blocks - 1) * config.block_size),
+            max_model_len=min(wanted, longest),
             max_num_seqs=config.max_num_seqs or (CPU_SEQS if on_cpu else GPU_SEQS),
-            max_num_batched_tokens=config.max_num_batched_tokens
-            or (CPU_TOKENS if on_cpu else GPU_TOKENS),
+            max_num_batched_tokens=tokens,
         )
 
 

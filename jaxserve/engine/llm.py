@@ -12,10 +12,13 @@ from dataclasses import fields
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 import checkpoints
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
 from jaxserve.engine.choices import Choices
 from jaxserve.engine.core import EngineCore
+from jaxserve.engine.defaults import sampling_defaults
 from jaxserve.engine.intake import Intake, Prompt
 from jaxserve.engine.messages import as_error
 from jaxserve.errors import InvalidRequestError
@@ -37,9 +40,14 @@ class _Collector:
 
     def output(self, request_id: str) -> RequestOutput:
         outputs = tuple(map(CompletionOutput.join, self.deltas))
-        prompt_logprobs = self.deltas[0][0].prompt_logprobs
+        first = self.deltas[0][0]
         return RequestOutput(
-            request_id, self.prompt, tuple(self.prompt_ids), outputs, prompt_logprobs
+            request_id,
+            self.prompt,
+            tuple(self.prompt_ids),
+            outputs,
+            first.prompt_logprobs,
+            first.cached_tokens or 0,
         )
 
 
@@ -66,12 +74,19 @@ class LLM:
         self.config = EngineConfig(model=model, **settings)
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
+        self._sampling_defaults = sampling_defaults(self.config, path)
         self.core = EngineCore(self.config, path, self.tokenizer, progress)
         ready = self.core.ready
         self._intake = Intake(
             self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
         )
         self._counter = itertools.count()
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds for prompts without params: the model's own generation_config.json, and
+        SamplingParams' defaults for what it leaves open. Params that are given are used as they
+        are."""
+        return SamplingParams(**self._sampling_defaults)
 
     def generate(
         self,
@@ -81,17 +96,16 @@ class LLM:
         """Completes prompts (text or token ids, one or many), in order.
 
         Args:
-            params: one for all, or one a prompt; None is SamplingParams().
+            params: one for all, or one a prompt; None is default_sampling_params().
 
         Raises:
             InvalidRequestError: a prompt or its params can't be served; nothing was run, unless
                 it is a grammar that doesn't compile.
             EngineError: the engine failed a request; the others are dropped.
         """
-        one = isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
-        several: Sequence[Prompt] = [prompts] if one else prompts  # type: ignore[list-item,assignment]
+        several = _several(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(several)
+            params = [params or self.default_sampling_params()] * len(several)
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"{len(several)} prompts came with {len(params)} params: give one, or one a prompt"
@@ -100,11 +114,7 @@ class LLM:
         for prompt, p in zip(several, params, strict=True):
             ids = self._intake.prompt_ids(prompt, p)
             collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, p, self)
-        try:
-            self._run(collectors)
-        except BaseException:
-            self._abandon(collectors)
-            raise
+        self._run(collectors)
         return [collector.output(request_id) for request_id, collector in collectors.items()]
 
     def chat(
@@ -123,9 +133,30 @@ class LLM:
         ids = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
         return self.generate(ids, params)
 
-    def _run(self, collectors: dict[str, _Collector]) -> None:
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> np.ndarray:
+        """Embeddings [N, E] float32 of prompts, each the last hidden state of its last token, of
+        length 1. Errors as generate()'s."""
+        params = SamplingParams(temperature=0, max_tokens=1)
+        collectors = {}
+        for prompt in _several(prompts):
+            ids = self._intake.prompt_ids(prompt, params)
+            collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, params, self)
+        self._run(collectors, pool=True)
+        vectors = [collector.deltas[0][-1].embedding for collector in collectors.values()]
+        return np.stack([np.frombuffer(vector or b"", np.float32) for vector in vectors])
+
+    def _run(self, collectors: dict[str, _Collector], pool: bool = False) -> None:
+        """Runs them to their end; if one fails, leaves nothing of any of them behind."""
+        try:
+            self._submit_and_step(collectors, pool)
+        except BaseException:
+            self._abandon(collectors)
+            raise
+
+    def _submit_and_step(self, collectors: dict[str, _Collector], pool: bool) -> None:
         for request_id, c in collectors.items():
-            refused = self.core.submit(self._intake.submission(request_id, c.prompt_ids, c.params))
+            message = self._intake.submission(request_id, c.prompt_ids, c.params, pool=pool)
+            refused = self.core.submit(message)
             if refused is not None:
                 raise as_error(refused)
         while self.core.has_work:
@@ -147,6 +178,11 @@ class LLM:
             self.core.abort(request_id)
         while self.core.has_work:
             self.core.step()
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    one = isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
+    return [prompts] if one else prompts  # type: ignore[list-item,return-value]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from checkpoints import Checkpoint, open_checkpoint
@@ -16,6 +17,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
+from jaxserve.models.sharding import shardings
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +59,37 @@ def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) ->
 
 
 def load_parameters(
-    checkpoint: Checkpoint, model: ModelOutline, dtype: jnp.dtype, progress: bool
+    checkpoint: Checkpoint,
+    model: ModelOutline,
+    dtype: jnp.dtype,
+    progress: bool,
+    mesh: Mesh | None = None,
 ) -> list[jax.Array]:
     """Reads every parameter of a checkpoint, cast to dtype, in the order of `model.shapes`.
+
+    Args:
+        mesh: where the parameters shall lie (see models/sharding.py); None is one device.
 
     Raises:
         CheckpointError: it is damaged, or isn't what its config says.
     """
-    flat = nnx.to_flat_state(jax.tree.unflatten(model.structure, model.shapes))
+    abstract = jax.tree.unflatten(model.structure, model.shapes)
+    flat = nnx.to_flat_state(abstract)
+    places = None if mesh is None else shardings(abstract, mesh)
     filled, finite = {}, {}
     with tqdm(
         desc="load", unit="B", unit_scale=True, disable=not progress, total=model.nbytes
     ) as bar:
         for parameter_path, expected in flat:
             name = checkpoint.describe(parameter_path)
-            value = checkpoint.parameter(parameter_path)
+            value = checkpoint.parameter(parameter_path, places)
             if value.shape != expected.shape:
                 raise CheckpointError(
                     f"{checkpoint.path}: {name} has shape {list(value.shape)} where the config "
                     f"asks for {list(expected.shape)}; the checkpoint and its config don't match"
                 )
+            if places is not None:
+                value = jax.device_put(value, places[parameter_path])
             array = jnp.asarray(value).astype(dtype)  # the device casts faster than NumPy
             finite[name] = jnp.isfinite(array).all()
             filled[parameter_path] = expected.replace(array)
@@ -91,7 +104,11 @@ def load_parameters(
 
 
 def load_model(
-    path: Path, dtype: jnp.dtype, progress: bool, max_model_len: int | None = None
+    path: Path,
+    dtype: jnp.dtype,
+    progress: bool,
+    max_model_len: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LoadedModel:
     """The outline and the parameters of the checkpoint at path.
 
@@ -100,7 +117,7 @@ def load_model(
     """
     checkpoint = open_checkpoint(path)
     model = outline(checkpoint.config, dtype, max_model_len)
-    leaves = load_parameters(checkpoint, model, dtype, progress)
+    leaves = load_parameters(checkpoint, model, dtype, progress, mesh)
     return LoadedModel(
         model.config, model.graphdef, model.structure, model.shapes, model.cache_specs, leaves
     )

@@ -1,10 +1,13 @@
 """What crosses the process boundary: small, typed, versioned messages, packed by msgspec.
 
-Client to engine: one Submit a request, Abort, Shutdown. Engine to client: Ready or Failed once,
-then batches of Outputs.
+Client to engine: one Submit a request, Abort, Ask, Shutdown. Engine to client: Fetched and
+Ready (or Failed), then Outputs after each turn of its loop, and Answers.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -13,8 +16,12 @@ from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
+from scheduler import SchedulerStats
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+
+
+Wish = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,7 +33,12 @@ class Start(Message, frozen=True):
 
     version: int
     config: EngineConfig
-    model_path: str
+
+
+class Fetched(Message, frozen=True):
+    """The engine has the model's files, and begins to load them."""
+
+    path: str
 
 
 class Submit(Message, frozen=True):
@@ -36,6 +48,9 @@ class Submit(Message, frozen=True):
         request_id: chosen by the client process, never by a user.
         params: with max_tokens and seed filled in.
         bad_words: token ids of params.bad_words.
+        priority: lower runs first, under the scheduling policy `priority`.
+        cache_salt: only requests with the same salt share cached blocks.
+        pool: the prompt's embedding is wanted; max_tokens is 1, and that token isn't reported.
     """
 
     request_id: str
@@ -43,6 +58,9 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     stop_token_ids: frozenset[int]
     bad_words: list[list[int]] = []
+    priority: int = 0
+    cache_salt: str | None = None
+    pool: bool = False
 
 
 class Abort(Message, frozen=True):
@@ -52,8 +70,38 @@ class Abort(Message, frozen=True):
     index: int | None = None
 
 
+class Ask(Message, frozen=True):
+    """An operator's wish; an Answer with the same call_id follows.
+
+    Args:
+        argument: the folder to write to (start_profile).
+    """
+
+    call_id: int
+    wish: Wish
+    argument: str = ""
+
+
 class Shutdown(Message, frozen=True):
     """Ends the engine process."""
+
+
+class EngineStats(Message, frozen=True):
+    """A reading after a turn of the engine's loop.
+
+    Args:
+        scheduler: memory and order.
+        compiles: compilations since ready; stays 0.
+        idle_s: see StepClock.
+        step_s, step_tokens: of the step whose results this turn brought, the seconds it took and
+            the tokens it computed; None and 0 if there was none.
+    """
+
+    scheduler: SchedulerStats
+    compiles: int = 0
+    idle_s: float = 0.0
+    step_s: float | None = None
+    step_tokens: int = 0
 
 
 class Ready(Message, frozen=True):
@@ -64,6 +112,7 @@ class Ready(Message, frozen=True):
         vocab_size: rows of the model's embedding; token ids must be below.
         num_blocks: blocks in the KV pool.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
+        stats: the first reading.
     """
 
     max_model_len: int
@@ -71,6 +120,7 @@ class Ready(Message, frozen=True):
     num_blocks: int
     load_s: float
     ready_s: float
+    stats: EngineStats
 
 
 class Failed(Message, frozen=True):
@@ -86,6 +136,10 @@ class Output(Message, frozen=True):
         index: which choice.
         logprobs: one entry a token id, if they were asked for.
         prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
+        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
+        cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
+            first choice.
+        embedding: of the prompt, [E] float32 of length 1.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -100,17 +154,29 @@ class Output(Message, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    queue_s: float | None = None
+    embedding: bytes | None = None
+    cached_tokens: int | None = None
 
 
 class Outputs(Message, frozen=True):
-    """All news of one step.
-
-    Args:
-        compiles: compilations since ready; stays 0.
-    """
+    """All news of one turn."""
 
     outputs: list[Output]
-    compiles: int
+    stats: EngineStats
+
+
+class Answer(Message, frozen=True):
+    """To an Ask.
+
+    Args:
+        done: whether it was done; False if it couldn't be now.
+        error: why it failed.
+    """
+
+    call_id: int
+    done: bool
+    error: str | None = None
 
 
 def as_error(output: Output) -> JaxserveError:
@@ -119,8 +185,14 @@ def as_error(output: Output) -> JaxserveError:
     return error
 
 
-ToEngine = Start | Submit | Abort | Shutdown
-ToClient = Ready | Failed | Outputs
+ToEngine = Start | Submit | Abort | Ask | Shutdown
+ToClient = Fetched | Ready | Failed | Outputs | Answer
+
+
+def addresses(folder: str | Path) -> tuple[str, str]:
+    """Of the sockets to the engine and from it, in a folder that is ours alone."""
+    return f"ipc://{folder}/to-engine", f"ipc://{folder}/from-engine"
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

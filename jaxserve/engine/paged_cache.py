@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,23 @@ import jax.numpy as jnp
 from jaxserve.models.cache import CacheSpec
 from pallas_kernels import page_shape, paged_attention, write_kv
 
-Pages = list[tuple[jax.Array, jax.Array]]  # one K and one V buffer a layer
+if TYPE_CHECKING:
+    from jaxserve.engine.batch import StepInts
+
+Pages = list[tuple[jax.Array, jax.Array]]  # K and V of each buffer of a CacheLayout
 
 
-def allocate(specs: tuple[CacheSpec, ...], blocks: int, block_size: int, dtype: jnp.dtype) -> Pages:
+def allocate(
+    buffers: tuple[CacheSpec, ...], blocks: int, block_size: int, dtype: jnp.dtype
+) -> Pages:
     """A pool of zeros: stale NaN must never meet a masked score."""
-    shapes = [page_shape(blocks, s.num_kv_heads, block_size, s.head_dim) for s in specs]
+    shapes = [page_shape(blocks, s.num_kv_heads, block_size, s.head_dim) for s in buffers]
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
 
 
-def bytes_per_block(specs: tuple[CacheSpec, ...], block_size: int, dtype: jnp.dtype) -> int:
-    """Bytes that one block takes over all layers, K and V together."""
-    elements = sum(s.num_kv_heads * s.head_dim for s in specs)
+def bytes_per_block(buffers: tuple[CacheSpec, ...], block_size: int, dtype: jnp.dtype) -> int:
+    """Bytes that one block takes over all buffers, K and V together."""
+    elements = sum(s.num_kv_heads * s.head_dim for s in buffers)
     return 2 * block_size * elements * jnp.dtype(dtype).itemsize
 
 
@@ -74,3 +80,38 @@ class PagedLayerCache:
             max_query_len=self.max_query_len,
         )
         return out, replace(self, k_pages=k_pages, v_pages=v_pages)
+
+
+class StepCaches:
+    """The caches of a segment's layers while a step is traced. Layers that share a buffer hand it
+    on: each finds what the layer before it has written.
+
+    Args:
+        pages: the buffers that these layers use; `pages` is afterwards what they have written.
+        places: each layer's cache group, and its buffer among these.
+        max_query_len: see PagedLayerCache.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        places: tuple[tuple[int, int], ...],
+        batch: StepInts[jax.Array],
+        max_query_len: int,
+    ) -> None:
+        self.pages = list(pages)
+        self._places, self._batch, self._max_query_len = places, batch, max_query_len
+
+    def __getitem__(self, nth: int) -> PagedLayerCache:
+        (group, buffer), batch = self._places[nth], self._batch
+        return PagedLayerCache(
+            *self.pages[buffer],
+            batch.write_slots[group],
+            batch.block_tables[group],
+            batch.context_lens,
+            batch.query_starts,
+            self._max_query_len,
+        )
+
+    def __setitem__(self, nth: int, cache: PagedLayerCache) -> None:
+        self.pages[self._places[nth][1]] = (cache.k_pages, cache.v_pages)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
+import jax
 import zmq
 
+import checkpoints
 from jaxserve.engine import messages
 from jaxserve.engine.core import EngineCore
 from jaxserve.errors import JaxserveError
@@ -39,7 +42,8 @@ class EngineProcess:
                 f"{messages.PROTOCOL_VERSION}: install one version of jaxserve"
             )
         try:
-            path = Path(start.model_path)
+            path = checkpoints.pull(start.config.model)
+            self._send(messages.Fetched(str(path)))
             core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
@@ -57,17 +61,23 @@ class EngineProcess:
     def _serve(self, core: EngineCore) -> int:
         while True:
             news: list[messages.Output] = []
-            while (message := self._receive(wait=not core.has_work and not news)) is not None:
+            wait, freed = not core.has_work, False
+            while (message := self._receive(wait)) is not None:
+                wait = False
                 if isinstance(message, messages.Shutdown):
                     return 0
-                if isinstance(message, messages.Submit) and (refusal := core.submit(message)):
+                if isinstance(message, messages.Ask):
+                    self._send(_grant(core, message))
+                elif isinstance(message, messages.Submit) and (refusal := core.submit(message)):
                     news.append(refusal)
                 elif isinstance(message, messages.Abort):
                     core.abort(message.request_id, message.index)
+                    freed = True
+            if freed:  # what is free now needn't wait for the step to be known
+                self._send(messages.Outputs([], core.report()))
             if core.has_work:
                 news.extend(core.step())
-            if news:
-                self._send(messages.Outputs(news, core.compiles))
+            self._send(messages.Outputs(news, core.report()))
 
     def _receive(self, wait: bool = True) -> messages.ToEngine | None:
         """The next message; without wait, None when there is none now."""
@@ -83,24 +93,42 @@ class EngineProcess:
         return 1
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent has died, whatever it is busy with."""
+def _grant(core: EngineCore, ask: messages.Ask) -> messages.Answer:
+    try:
+        match ask.wish:
+            case "reset_prefix_cache":
+                return messages.Answer(ask.call_id, core.reset_prefix_cache())
+            case "start_profile":
+                jax.profiler.start_trace(ask.argument)
+            case "stop_profile":
+                jax.profiler.stop_trace()
+    except (RuntimeError, OSError) as error:
+        return messages.Answer(ask.call_id, False, str(error))
+    return messages.Answer(ask.call_id, True)
+
+
+def _end_with(parent: int, folder: Path) -> None:
+    """Ends this process when its parent has died, whatever it is busy with, and what it has
+    started (a download); removes the sockets' folder, which the parent no longer can."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
-    os._exit(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
-def main(inbox_address: str, outbox_address: str, parent: str) -> int:
-    """Entry of the process; the client, process id `parent`, binds both addresses."""
+def main(folder: str, parent: str) -> int:
+    """Entry of the process, which leads its group; the client, process id `parent`, binds both
+    sockets in `folder`."""
     # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
     # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent), Path(folder)), daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox_address, outbox_address = messages.addresses(folder)
     inbox.connect(inbox_address)
     outbox.connect(outbox_address)
     try:

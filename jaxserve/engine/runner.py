@@ -30,8 +30,8 @@ class HostBuffers:
     rows: DrawRows[np.ndarray]
 
     @classmethod
-    def allocate(cls, bucket: Bucket, width: int) -> HostBuffers:
-        shapes = int_shapes(bucket, width)
+    def allocate(cls, bucket: Bucket, width: int, groups: int) -> HostBuffers:
+        shapes = int_shapes(bucket, width, groups)
         ints = np.zeros(size(shapes), np.int32)
         draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
         rows = DrawRows.split(draws)
@@ -65,9 +65,11 @@ class Runner:
         self._sampling = SamplingState(state.tables)
         self._copy = copy
         self._block_size = block_size
-        width = slots.block_tables.shape[1]
+        groups, _, width = slots.block_tables.shape
         # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {b: [HostBuffers.allocate(b, width) for _ in range(2)] for b in steps}
+        self._buffers = {
+            b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
+        }
         self._turn = 0
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
@@ -75,7 +77,7 @@ class Runner:
         for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
-            self._run(bucket, buffers, 0, []).wait()
+            self._run(bucket, buffers, 0, [], None if bucket.decode else {}).wait()
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
@@ -89,7 +91,8 @@ class Runner:
             self._sampling.start(start)
         self._slots.apply(plan)
         rows = len(plan.decode_slots) + len(plan.chunks)
-        asks = any(map(self._prompt_targets, plan.chunks))
+        pooled = self._pooled_rows(plan)
+        asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
         buffers = self._empty(bucket)
         self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
@@ -98,7 +101,7 @@ class Runner:
         sampled = buffers.rows.keep > 0
         self._sampling.advance(buffers.rows.slots[sampled], buffers.rows.output_positions[sampled])
         self._state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        return self._run(bucket, buffers, rows, spans)
+        return self._run(bucket, buffers, rows, spans, pooled)
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that broke their grammar since the last call, and how."""
@@ -115,6 +118,15 @@ class Runner:
         stop = chunk.start + len(chunk.token_ids)
         return request.prompt_token_ids[chunk.start + 1 : stop + 1]
 
+    def _pooled_rows(self, plan: StepPlan) -> dict[Sequence, int] | None:
+        """The rows that end a prompt of which an embedding is asked for; None if there is none."""
+        rows = {}
+        for row, chunk in enumerate(plan.chunks, len(plan.decode_slots)):
+            sequence = self._slots.sequences[chunk.slot]
+            if chunk.samples and sequence is not None and sequence.request.payload.pool:
+                rows[sequence] = row
+        return rows or None
+
     def _empty(self, bucket: Bucket) -> HostBuffers:
         self._turn ^= 1
         buffers = self._buffers[bucket][self._turn]
@@ -130,8 +142,8 @@ class Runner:
         positions = slots.num_computed[decodes]
         batch.tokens[:n] = -1 - decodes
         batch.positions[:n] = positions
-        blocks = slots.block_tables[decodes, positions // self._block_size]
-        batch.write_slots[:n] = blocks * self._block_size + positions % self._block_size
+        blocks = slots.block_tables[:, decodes, positions // self._block_size]  # [G, n]
+        batch.write_slots[:, :n] = blocks * self._block_size + positions % self._block_size
         batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
         rows.slots[:n] = decodes
         rows.keep[:n] = 1
@@ -150,8 +162,8 @@ class Runner:
             positions = np.arange(chunk.start, chunk.start + n, dtype=np.int32)
             batch.tokens[tokens] = chunk.token_ids
             batch.positions[tokens] = positions
-            blocks = slots.block_tables[slot, positions // self._block_size]
-            batch.write_slots[tokens] = blocks * self._block_size + positions % self._block_size
+            blocks = slots.block_tables[:, slot, positions // self._block_size]  # [G, n]
+            batch.write_slots[:, tokens] = blocks * self._block_size + positions % self._block_size
             if targets := self._prompt_targets(chunk):
                 sequence = slots.sequences[slot]
                 assert sequence is not None
@@ -172,20 +184,30 @@ class Runner:
         used = buffers.rows.slots[: len(batch.context_lens)]
         batch.query_starts[rows + 1 :] = batch.query_starts[rows]
         batch.context_lens[:] = slots.num_computed[used]
-        batch.block_tables[:] = slots.block_tables[used]
+        # Without a mode, take() would buffer what it writes.
+        slots.block_tables.take(used, 1, batch.block_tables, "clip")
         buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
         buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
 
     def _run(
-        self, bucket: Bucket, buffers: HostBuffers, rows: int, spans: list[PromptSpan]
+        self,
+        bucket: Bucket,
+        buffers: HostBuffers,
+        rows: int,
+        spans: list[PromptSpan],
+        pooled_rows: dict[Sequence, int] | None,
     ) -> StepHandle:
         step = self._steps[bucket]
-        self._state, output, x = step(self._params, self._state, buffers.ints, buffers.draws)
+        self._state, output, x, last = step(self._params, self._state, buffers.ints, buffers.draws)
         drawn = buffers.rows
         wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & (drawn.keep > 0)).tolist()
         sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
         prompt = self._prompt_logprobs(step, x, spans) if spans else {}
         handle = StepHandle(output, rows, sequences, spans, prompt)
+        if pooled_rows is not None:
+            assert step.pool is not None
+            handle.pooled_rows = pooled_rows
+            handle.pooled = step.pool(self._params.ends, last)
         handle.start_copies()
         return handle
 

@@ -25,10 +25,12 @@ class SamplingRequest:
 
     Args:
         masks: rules of its token masks; None if any token may be drawn at any time.
+        pool: the prompt's embedding is wanted, not a text.
     """
 
     params: SamplingParams
     masks: MaskRules | None = None
+    pool: bool = False
 
 
 class SamplingState:

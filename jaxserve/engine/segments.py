@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from jaxserve.engine.cache_layout import CacheLayout
 from jaxserve.engine.loader import ModelOutline
 from jaxserve.models.decoder import Decoder
 
@@ -28,16 +29,20 @@ class Segment:
     Args:
         layers: which.
         leaves: indices of their parameters among the model's leaves.
+        buffers: the pool's buffers that they use.
+        places: each layer's cache group, and its buffer among `buffers`.
         kind: index of the first segment that is like this one, whose program it runs.
     """
 
     layers: range
     leaves: tuple[int, ...]
+    buffers: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
     kind: int
 
-    def of(self, layers: list[Any]) -> list[Any]:
-        """Its part of a list with an entry a layer."""
-        return layers[self.layers.start : self.layers.stop]
+    def of(self, pages: list[Any]) -> list[Any]:
+        """Its part of a list with an entry a buffer."""
+        return [pages[i] for i in self.buffers]
 
 
 class PartedParams(NamedTuple):
@@ -62,7 +67,7 @@ class ModelParts:
     segments: tuple[Segment, ...]
 
     @classmethod
-    def split(cls, model: ModelOutline, sizes: range) -> ModelParts:
+    def split(cls, model: ModelOutline, layout: CacheLayout, sizes: range) -> ModelParts:
         """Cuts a model into segments of one of these sizes, whichever needs the least code."""
         shapes = model.shapes
         abstract = jax.tree.unflatten(model.structure, shapes)
@@ -79,6 +84,7 @@ class ModelParts:
                 decoder.config.layers[i].rope,
                 tuple((shapes[leaf].shape, shapes[leaf].dtype) for leaf in owned[i]),
                 model.cache_specs[i],
+                layout.group_of[i],
             )
             for i, layer in enumerate(decoder.layers)
         ]
@@ -86,8 +92,10 @@ class ModelParts:
         segments = []
         for n, layers in enumerate(cut(keys, sizes)):
             leaves = tuple(leaf for i in layers for leaf in owned[i])
-            kind = first.setdefault(tuple(keys[i] for i in layers), n)
-            segments.append(Segment(layers, leaves, kind))
+            buffers = tuple(dict.fromkeys(layout.buffer_of[i] for i in layers))
+            places = tuple((layout.group_of[i], buffers.index(layout.buffer_of[i])) for i in layers)
+            kind = first.setdefault((places, *(keys[i] for i in layers)), n)
+            segments.append(Segment(layers, leaves, buffers, places, kind))
         return cls(model.graphdef, model.structure, shapes, tuple(ends), tuple(segments))
 
     def distribute(self, leaves: Sequence[Any]) -> PartedParams:

@@ -15,10 +15,10 @@ class SlotTable:
     The plan's changes keep it up to date; nothing here is recomputed from whole state.
     """
 
-    def __init__(self, max_num_seqs: int, table_width: int) -> None:
+    def __init__(self, max_num_seqs: int, table_width: int, num_groups: int) -> None:
         rows = max_num_seqs + 1
         self.spare = max_num_seqs
-        self.block_tables = np.zeros((rows, table_width), np.int32)  # [N+1, W]
+        self.block_tables = np.zeros((num_groups, rows, table_width), np.int32)  # [G, N+1, W]
         self.num_computed = np.zeros(rows, np.int32)
         self.num_outputs = np.zeros(rows, np.int32)
         self.sampling_ints = np.tile(np.array(GREEDY_INTS, np.int32), (rows, 1))
@@ -29,14 +29,15 @@ class SlotTable:
         """Takes in a plan's new occupants and grown block tables."""
         for start in plan.starts:
             self._occupy(start)
-        for slot, _group, index, block in plan.new_blocks:
-            self.block_tables[slot, index] = block
+        for slot, group, index, block in plan.new_blocks:
+            self.block_tables[group, slot, index] = block
 
     def _occupy(self, start: SlotStart) -> None:
-        slot, blocks, sequence = start.slot, start.block_ids[0], start.sequence
+        slot, sequence = start.slot, start.sequence
         request: SamplingRequest = sequence.request.payload
-        self.block_tables[slot] = 0
-        self.block_tables[slot, : len(blocks)] = blocks
+        self.block_tables[:, slot] = 0
+        for group, blocks in enumerate(start.block_ids):
+            self.block_tables[group, slot, : len(blocks)] = blocks
         self.num_computed[slot] = start.num_computed_tokens
         self.num_outputs[slot] = len(sequence.output_token_ids)
         self.sampling_ints[slot], self.sampling_floats[slot] = pack(

@@ -61,15 +61,16 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
     vocab = min(model.config.vocab_size, num_ids)
     on_cpu = jax.default_backend() == "cpu"
-    layers = len(model.cache_specs)
-    parts = ModelParts.split(model, CPU_SEGMENT_LAYERS if on_cpu else range(layers, layers + 1))
+    layers, groups = len(model.cache_specs), len(limits.layout.groups)
+    sizes = CPU_SEGMENT_LAYERS if on_cpu else range(layers, layers + 1)
+    parts = ModelParts.split(model, limits.layout, sizes)
 
     def empty_state() -> StepState:
         rows = limits.max_num_seqs + 1
-        pages = allocate(model.cache_specs, limits.num_blocks, config.block_size, dtype)
+        pages = allocate(limits.layout.buffers, limits.num_blocks, config.block_size, dtype)
         return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
 
-    programs = StepPrograms(parts, width, vocab)
+    programs = StepPrograms(parts, groups, width, vocab)
     pool = ThreadPoolExecutor(1)
     compiling = pool.submit(programs.compile_all, table.all, jax.eval_shape(empty_state), progress)
     try:
@@ -79,7 +80,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()
-    slots = SlotTable(limits.max_num_seqs, width)
+    slots = SlotTable(limits.max_num_seqs, width, groups)
     runner = Runner(steps, copy, table, params, state, slots, config.block_size)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if on_cpu else table.all)

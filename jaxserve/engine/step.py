@@ -18,7 +18,7 @@ from jax.stages import Compiled
 from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.compile_all import Job, compile_together
-from jaxserve.engine.paged_cache import PagedLayerCache, Pages
+from jaxserve.engine.paged_cache import Pages, StepCaches
 from jaxserve.engine.segments import ModelParts, PartedParams, Segment
 from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
@@ -66,6 +66,7 @@ class Step:
         run: one an entry of `segments`; equal segments have the same program.
         take: PIECE hidden states from a row on; None for pure decodes.
         logprobs: of the prompt tokens that follow them.
+        pool: embeddings of the rows that are drawn from; None in a pure decode.
     """
 
     segments: tuple[Segment, ...]
@@ -74,20 +75,23 @@ class Step:
     draw: Compiled
     take: Compiled | None
     logprobs: Compiled
+    pool: Compiled | None
 
     def __call__(
         self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
-    ) -> tuple[StepState, StepOutput, jax.Array]:
-        """Starts the step: the next state, the output, and the last layer's x [T, E]."""
+    ) -> tuple[StepState, StepOutput, jax.Array, jax.Array]:
+        """Starts the step: the next state, the output, the last layer's x [T, E], and its rows
+        [R, E] that are drawn from."""
         pages, last_tokens, tables = state
         batch = jax.device_put(ints)
         x = self.embed(params.ends, last_tokens, batch)
-        written: Pages = []
+        pages = list(pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
-            written += new
+            for i, written in zip(segment.buffers, new, strict=True):
+                pages[i] = written
         last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
-        return StepState(written, last_tokens, tables), output, x
+        return StepState(pages, last_tokens, tables), output, x, rows
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -101,9 +105,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """The compiled programs that copy blocks, one an entry of `segments`."""
+    """The compiled programs that copy blocks, one a buffer of the pool."""
 
-    segments: tuple[Segment, ...]
     programs: list[Compiled]
 
     def __call__(self, pages: Pages, copies: tuple[tuple[int, int], ...]) -> Pages:
@@ -112,13 +115,14 @@ class CopyBlocks:
             pairs = np.full((2, COPIES), [[0], [-1]], np.int32)  # -1 drops the copy
             some = copies[first : first + COPIES]
             pairs[:, : len(some)] = np.array(some, np.int32).T
-            parts = zip(self.segments, self.programs, strict=True)
-            pages = [layer for s, copy in parts for layer in copy(s.of(pages), pairs)]
+            pages = [
+                copy(*buffer, pairs) for buffer, copy in zip(pages, self.programs, strict=True)
+            ]
         return pages
 
 
-def _copy(pages: Pages, pairs: jax.Array) -> Pages:
-    return [copy_blocks(k, v, pairs[0], pairs[1]) for k, v in pages]
+def _copy(k_pages: jax.Array, v_pages: jax.Array, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return copy_blocks(k_pages, v_pages, pairs[0], pairs[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,13 @@ class StepPrograms:
     """What every bucket's programs share, and how to compile them.
 
     Args:
+        groups: cache groups G.
         width: block table width W.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
     """
 
     parts: ModelParts
+    groups: int
     width: int
     vocab: int
 
@@ -152,23 +158,13 @@ class StepPrograms:
         ) -> tuple[jax.Array, jax.Array, Pages]:
             """x [T, E], the rows to draw from [R, E], and the pages written."""
             batch = self._batch(bucket, ints)
-            caches = [
-                PagedLayerCache(
-                    k,
-                    v,
-                    batch.write_slots,
-                    batch.block_tables,
-                    batch.context_lens,
-                    batch.query_starts,
-                    1 if bucket.decode else bucket.tokens,
-                )
-                for k, v in pages
-            ]
+            longest = 1 if bucket.decode else bucket.tokens
+            caches = StepCaches(pages, segment.places, batch, longest)
             model = self.parts.merge(segment.leaves, params)
-            x, written = model.run(segment.layers, x, batch.positions, caches)
+            x = model.run(segment.layers, x, batch.positions, caches)
             last = jnp.maximum(batch.query_starts[1:] - 1, 0)
             rows = x[jnp.pad(last, (0, bucket.drawn - bucket.rows))]
-            return x, rows, [(c.k_pages, c.v_pages) for c in written]
+            return x, rows, caches.pages
 
         return run
 
@@ -202,12 +198,17 @@ class StepPrograms:
     ) -> Logprobs[jax.Array]:
         return logprobs_of(self._logits(ends, hidden), targets)
 
+    def _pool(self, ends: list[jax.Array], rows: jax.Array) -> jax.Array:
+        """The model's last hidden states of rows [R, E], in float32 and of length 1."""
+        hidden = self.parts.merge(self.parts.ends, ends).norm(rows).astype(jnp.float32)
+        return hidden / jnp.linalg.norm(hidden, axis=-1, keepdims=True)
+
     def _logits(self, ends: list[jax.Array], x: jax.Array) -> jax.Array:
         model = self.parts.merge(self.parts.ends, ends)
         return model.logits(model.norm(x))[:, : self.vocab]
 
     def _batch(self, bucket: Bucket, ints: jax.Array) -> StepInts[jax.Array]:
-        return StepInts(*split(ints, int_shapes(bucket, self.width)))
+        return StepInts(*split(ints, int_shapes(bucket, self.width, self.groups)))
 
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
@@ -220,13 +221,10 @@ class StepPrograms:
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
             jobs |= self._jobs(bucket, state)
-        for segment in self.parts.segments:
-            own = segment.of(state.pages)
-            jobs.setdefault(("copy", segment.kind), Job(_copy, (own, _PAIRS), (0,)))
+        for k, v in state.pages:
+            jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
         done = compile_together(jobs, progress)
-        copy = CopyBlocks(
-            self.parts.segments, [done["copy", segment.kind] for segment in self.parts.segments]
-        )
+        copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
             bucket: Step(
                 self.parts.segments,
@@ -235,6 +233,7 @@ class StepPrograms:
                 done["draw", bucket.drawn],
                 done.get(("take", bucket.tokens)),
                 done["logprobs"],
+                None if bucket.decode else done["pool", bucket.drawn],
             )
             for bucket in buckets
         }
@@ -242,7 +241,7 @@ class StepPrograms:
 
     def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
         ends, segments = self.parts.distribute(self.parts.shapes)
-        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width)),), jnp.int32)
+        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
         embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
         x = jax.eval_shape(embed, ends, last, ints)
@@ -257,6 +256,7 @@ class StepPrograms:
         }
         if not bucket.decode:
             jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
+            jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
             job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))

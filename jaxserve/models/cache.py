@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import jax
 
@@ -12,7 +12,7 @@ import jax
 class CacheSpec:
     """A layer's declaration of what it caches: paged K and V.
 
-    Layers with equal declarations form a cache group.
+    Layers with equal declarations share block tables (engine/cache_layout.py).
 
     Args:
         num_kv_heads: K.
@@ -56,3 +56,14 @@ class LayerCache(Protocol):
             The attention output [T, H, D] and the cache with the new keys and values in it.
         """
         ...
+
+
+Cache = TypeVar("Cache", bound=LayerCache)
+
+
+class LayerCaches(Protocol[Cache]):
+    """The caches of the layers that run, in their order; a list of them will do."""
+
+    def __getitem__(self, nth: int, /) -> Cache: ...
+
+    def __setitem__(self, nth: int, cache: Cache, /) -> None: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxserve.errors import CheckpointError
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -116,6 +118,9 @@ class ModelConfig:
         attention_softcap, final_softcap: scores, and logits, become cap * tanh(x / cap).
         attention_bias: on the attention's projections; which of them, the family knows.
         eos_token_ids: ids that end an output.
+
+    Raises:
+        CheckpointError: two of them contradict each other.
     """
 
     architecture: str
@@ -141,3 +146,40 @@ class ModelConfig:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    def __post_init__(self) -> None:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if heads % kv_heads:
+            raise CheckpointError(
+                f"num_attention_heads ({heads}) isn't a multiple of num_key_value_heads "
+                f"({kv_heads})"
+            )
+        if self.head_dim < 1:
+            raise CheckpointError(
+                f"hidden_size ({self.hidden_size}) is less than num_attention_heads ({heads})"
+            )
+        for rope in {layer.rope for layer in self.layers if layer.rope is not None}:
+            self._check_rope(rope)
+        moe = self.moe
+        if moe is not None and moe.experts_per_token > moe.num_experts:
+            raise CheckpointError(
+                f"num_experts_per_tok ({moe.experts_per_token}) is more than the number of experts "
+                f"({moe.num_experts})"
+            )
+
+    def _check_rope(self, rope: RopeConfig) -> None:
+        size = int(self.head_dim * rope.rotated)
+        if size % 2 or not 2 <= size <= self.head_dim:
+            raise CheckpointError(
+                f"{size} of a head's {self.head_dim} dimensions (head_dim) are to turn; that must "
+                "be an even number of them"
+            )
+        if isinstance(rope.scaling, LongRopeScaling):
+            for name, factors in (
+                ("short_factor", rope.scaling.short_factors),
+                ("long_factor", rope.scaling.long_factors),
+            ):
+                if len(factors) != size // 2:
+                    raise CheckpointError(
+                        f"{name} has {len(factors)} entries; {size // 2} pairs of dimensions turn"
+                    )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.cache import CacheSpec, LayerCache
+from jaxserve.models.cache import Cache, CacheSpec, LayerCache, LayerCaches
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
 from jaxserve.models.moe import MoE
 from jaxserve.models.rope import Rope, rope_angles
-
-Cache = TypeVar("Cache", bound=LayerCache)
 
 
 class DecoderLayer(nnx.Module):
@@ -110,12 +107,12 @@ class Decoder(nnx.Module):
         return tuple(layer.attention.cache_spec for layer in self.layers)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, caches: Sequence[Cache]
-    ) -> tuple[jax.Array, list[Cache]]:
-        """Hidden states [T, E] of tokens [T] at positions [T], and the caches written."""
-        every = range(len(self.layers))
-        x, written = self.run(every, self.embedded(tokens), positions, caches)
-        return self.norm(x), written
+        self, tokens: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
+    ) -> jax.Array:
+        """Hidden states [T, E] of tokens [T] at positions [T]; see run for the caches."""
+        return self.norm(
+            self.run(range(len(self.layers)), self.embedded(tokens), positions, caches)
+        )
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
         """What the first layer takes [T, E] for tokens [T]."""
@@ -125,9 +122,13 @@ class Decoder(nnx.Module):
         return x
 
     def run(
-        self, layers: range, x: jax.Array, positions: jax.Array, caches: Sequence[Cache]
-    ) -> tuple[jax.Array, list[Cache]]:
-        """What comes out of some layers for x [T, E], and their caches written."""
+        self, layers: range, x: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
+    ) -> jax.Array:
+        """What comes out of some layers for x [T, E].
+
+        Args:
+            caches: of these layers; each is put back written.
+        """
         config = self.config
         settings = [config.layers[i] for i in layers]
         ropes = {
@@ -135,13 +136,11 @@ class Decoder(nnx.Module):
             for kind in dict.fromkeys(layer.rope for layer in settings)
             if kind is not None
         }
-        written: list[Cache] = []
-        for i, cache in zip(layers, caches, strict=True):
+        for n, i in enumerate(layers):
             kind = config.layers[i].rope
             rope = None if kind is None else ropes[kind]
-            x, cache = _run_layer(*nnx.split(self.layers[i]), x, rope, cache)
-            written.append(cache)
-        return x, written
+            x, caches[n] = _run_layer(*nnx.split(self.layers[i]), x, rope, caches[n])
+        return x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits [S, V] float32 of hidden states [S, E]."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxserve.errors import UnsupportedModelError
+from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.models.config import (
     Activation,
     LayerConfig,
@@ -18,6 +18,18 @@ from jaxserve.models.config import (
     RopeScaling,
     YarnScaling,
 )
+from jaxserve.models.fields import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    TOKEN_IDS,
+    Kind,
+    check,
+    list_of,
+    number,
+    token_ids,
+    whole,
+)
 
 HFConfig = Mapping[str, Any]
 
@@ -25,6 +37,46 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# The bounds are far beyond any model: what exceeds them is damage, to be found before a loop of
+# that length begins.
+_SIZE = whole(1, 2**24)
+_POSITIVE = number(0, above=True)
+FIELDS: dict[str, Kind] = {
+    "architectures": list_of(TEXT),
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), _SIZE),
+    **dict.fromkeys(("head_dim", "moe_intermediate_size"), _SIZE),
+    "num_hidden_layers": whole(1, 1000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), whole(1, 2**16)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), whole(1, 2**16)),
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), whole(2)),
+    **dict.fromkeys(("sliding_window", "sliding_window_pattern"), whole(1)),
+    **dict.fromkeys(("_sliding_window_pattern", "no_rope_layer_interval"), whole(1)),
+    "decoder_sparse_step": whole(1),
+    "max_window_layers": whole(),
+    "rms_norm_eps": number(0),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), _POSITIVE),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping"), _POSITIVE),
+    "final_logit_softcapping": _POSITIVE,
+    **dict.fromkeys(("hidden_act", "hidden_activation"), TEXT),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), FLAG),
+    **dict.fromkeys(("use_sliding_window", "norm_topk_prob"), FLAG),
+    "layer_types": list_of(TEXT),
+    **dict.fromkeys(("no_rope_layers", "mlp_only_layers"), list_of(whole())),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), OBJECT),
+    "bos_token_id": whole(),
+    "eos_token_id": TOKEN_IDS,
+}
+_ROPE_FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("rope_type", "type"), TEXT),
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor"), _POSITIVE),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor", "attention_factor"), _POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow"), _POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), number(0)),
+    **dict.fromkeys(("short_factor", "long_factor"), list_of(_POSITIVE)),
+    "original_max_position_embeddings": whole(2),
+    "truncate": FLAG,
 }
 
 
@@ -37,11 +89,11 @@ def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
 
     Raises:
         UnsupportedModelError: a field asks for something that isn't implemented, or is missing.
+        CheckpointError: a field can't be right.
     """
     activation = hf.get("hidden_activation") or hf.get("hidden_act") or "silu"
     refuse(hf, "hidden activation", activation, _ACTIVATIONS)
     refuse(hf, "mlp_bias", bool(hf.get("mlp_bias", False)), (False,))
-    eos = hf.get("eos_token_id")
     heads = require(hf, "num_attention_heads")
     fields: dict[str, Any] = {
         "architecture": (hf.get("architectures") or ["unknown"])[0],
@@ -57,7 +109,7 @@ def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
         "attention_bias": bool(hf.get("attention_bias", False)),
         "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
         "bos_token_id": hf.get("bos_token_id"),
-        "eos_token_ids": () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        "eos_token_ids": token_ids(hf.get("eos_token_id")),
     }
     if "layers" not in changes:
         fields["layers"] = layers(hf, lambda i: LayerConfig(rope(hf)))
@@ -67,16 +119,14 @@ def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
 def require(hf: HFConfig, name: str) -> Any:
     """A field without a default."""
     if hf.get(name) is None:
-        raise UnsupportedModelError(f"config.json has no {name!r}")
+        raise UnsupportedModelError(f"{name} is missing")
     return hf[name]
 
 
 def refuse(hf: HFConfig, name: str, value: object, known: Any) -> None:
     """Raises unless a field's value is one of those that are implemented."""
     if value not in known:
-        raise UnsupportedModelError(
-            f"config.json has {name} = {value!r}; supported: {', '.join(map(str, known))}"
-        )
+        raise UnsupportedModelError(f"{name} is {value!r}; supported: {', '.join(map(str, known))}")
 
 
 def layers(hf: HFConfig, make: Callable[[int], LayerConfig]) -> tuple[LayerConfig, ...]:
@@ -89,6 +139,8 @@ def layer_types(hf: HFConfig, default: Callable[[int], bool]) -> tuple[bool, ...
     named = hf.get("layer_types")
     if named is None:
         return tuple(default(i) for i in range(require(hf, "num_hidden_layers")))
+    if len(named) != require(hf, "num_hidden_layers"):
+        raise CheckpointError(f"layer_types has {len(named)} entries, not one a layer")
     for kind in named:
         refuse(hf, "a layer type", kind, ("full_attention", "sliding_attention"))
     return tuple(kind == "sliding_attention" for kind in named)
@@ -103,7 +155,9 @@ def rope(hf: HFConfig, theta: float = 10_000.0, layer_type: str | None = None) -
     """
     raw = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     if layer_type is not None and layer_type in raw:
-        raw = dict(raw[layer_type])
+        check(raw, {layer_type: OBJECT})
+        raw = dict(raw[layer_type] or {})
+    check(raw, _ROPE_FIELDS)
     return RopeConfig(
         theta=float(raw.get("rope_theta") or hf.get("rope_theta") or theta),
         rotated=float(raw.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0),
@@ -112,12 +166,12 @@ def rope(hf: HFConfig, theta: float = 10_000.0, layer_type: str | None = None) -
 
 
 def _scaling(hf: HFConfig, raw: Mapping[str, Any]) -> RopeScaling | None:
-    kind = raw.get("rope_type", raw.get("type", "default"))
+    kind = raw.get("rope_type") or raw.get("type") or "default"
     refuse(hf, "rope scaling", kind, ("default", "linear", "llama3", "yarn", "longrope", "su"))
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(float(raw["factor"]))
+        return LinearScaling(float(require(raw, "factor")))
     context = require(hf, "max_position_embeddings")
     original = (
         raw.get("original_max_position_embeddings")
@@ -127,7 +181,10 @@ def _scaling(hf: HFConfig, raw: Mapping[str, Any]) -> RopeScaling | None:
     factor = float(raw.get("factor") or context / original)
     if kind == "llama3":
         return Llama3Scaling(
-            factor, float(raw["low_freq_factor"]), float(raw["high_freq_factor"]), original
+            factor,
+            float(require(raw, "low_freq_factor")),
+            float(require(raw, "high_freq_factor")),
+            original,
         )
     if kind == "yarn":
         return YarnScaling(
@@ -136,11 +193,11 @@ def _scaling(hf: HFConfig, raw: Mapping[str, Any]) -> RopeScaling | None:
             raw.get("attention_factor") or _yarn_attention(raw, factor),
             raw.get("beta_fast") or 32.0,
             raw.get("beta_slow") or 1.0,
-            raw.get("truncate", True),
+            raw.get("truncate") is not False,
         )
     return LongRopeScaling(
-        tuple(raw["short_factor"]),
-        tuple(raw["long_factor"]),
+        tuple(require(raw, "short_factor")),
+        tuple(require(raw, "long_factor")),
         original,
         raw.get("attention_factor")
         or math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original)),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.fields import check
 from jaxserve.models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
 from jaxserve.models.gpt_oss import GptOssForCausalLM
-from jaxserve.models.hf_config import HFConfig
+from jaxserve.models.hf_config import FIELDS, HFConfig
 from jaxserve.models.llama import LlamaForCausalLM
 from jaxserve.models.mistral import MistralForCausalLM, MixtralForCausalLM
 from jaxserve.models.olmo2 import Olmo2ForCausalLM
@@ -29,6 +30,7 @@ _CLASSES: tuple[type[Decoder], ...] = (
     Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
 )
+_NULLABLE = "sliding_window"
 ARCHITECTURES: dict[str, type[Decoder]] = {cls.__name__: cls for cls in _CLASSES}
 
 
@@ -53,5 +55,9 @@ def config_from_hf(hf: HFConfig) -> ModelConfig:
     Raises:
         UnsupportedModelError: an unknown architecture, or a field that asks for something that
             isn't implemented, or one that is missing.
+        CheckpointError: a field of another type, or one that can't be right.
     """
-    return model_class((hf.get("architectures") or ["unknown"])[0]).read_config(hf)
+    check(hf, FIELDS)
+    # Null stands for the family's default, but in a field whose default isn't null: no window.
+    given = {name: value for name, value in hf.items() if value is not None or name == _NULLABLE}
+    return model_class((hf.get("architectures") or ["unknown"])[0]).read_config(given)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from jaxserve.errors import CheckpointError
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.decoder import Decoder
-from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, rope
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, require, rope
 from jaxserve.models.llama import LlamaLayer
 
 
@@ -15,6 +16,8 @@ class SmolLM3ForCausalLM(Decoder):
     def read_config(hf: HFConfig) -> ModelConfig:
         interval = hf.get("no_rope_layer_interval", 4)
         every = hf.get("no_rope_layers")  # 1 where a layer turns, whatever the name says
+        if every is not None and len(every) != require(hf, "num_hidden_layers"):
+            raise CheckpointError(f"no_rope_layers has {len(every)} entries, not one a layer")
         window = hf.get("sliding_window") if hf.get("use_sliding_window", False) else None
 
         def turned(i: int) -> bool:

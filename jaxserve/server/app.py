@@ -7,38 +7,47 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.config import ServerConfig
-from jaxserve.server import chat, completions, health, models
+from jaxserve.server import openapi
+from jaxserve.server.auth import OPEN_PATHS, auth_middleware
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.cors import allow_origin, preflight_middleware
 from jaxserve.server.errors import Handler, error_middleware
+from jaxserve.server.keys import Keys
+from jaxserve.server.operations import OPERATIONS, OPERATORS
+from jaxserve.server.records import add_request_id, record_middleware
 
 if TYPE_CHECKING:
     from jaxserve.engine.client import EngineClient
 
 
-def create_app(client: EngineClient, config: ServerConfig) -> web.Application:
+def create_app(
+    client: EngineClient, config: ServerConfig, keys: Keys | None = None
+) -> web.Application:
     """The server in front of one engine.
 
     Run it with `handler_cancellation=True`: a client that leaves aborts its request only so.
     """
     app = web.Application(
         client_max_size=config.max_body_bytes,
-        middlewares=[error_middleware, admission_middleware],
+        middlewares=[
+            record_middleware,
+            preflight_middleware,
+            error_middleware,
+            auth_middleware,
+            admission_middleware,
+        ],
     )
-    app[SERVING] = Serving(client, config)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat.create_chat_completion),
-            web.post("/v1/completions", completions.create_completion),
-            web.get("/v1/models", models.list_models),
-            web.get("/v1/models/{id:.+}", models.show_model),
-            web.get("/health", health.health),
-            web.get("/version", health.version),
-        ]
-    )
+    app[SERVING] = Serving(client, config, keys or Keys())
+    app.on_response_prepare.extend((add_request_id, allow_origin))
+    operations = OPERATIONS + (OPERATORS if config.enable_dev_endpoints else ())
+    app.add_routes([operation.route() for operation in operations])
+    app.add_routes(openapi.routes(operations, with_keys=bool(keys)))
     return app
 
 
 @web.middleware
 async def admission_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.path in OPEN_PATHS:  # answered even while the server drains
+        return await handler(request)
     with request.app[SERVING].admission.admit():
         return await handler(request)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.context import SERVING
 from jaxserve.server.errors import ApiError
+from jaxserve.server.records import RECORD
+
+BODY_SECONDS = 60
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -23,8 +29,8 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """Reads the body as a JSON object.
 
     Raises:
-        ApiError: 415 for another content type, 413 (through aiohttp) for too many bytes, 400 for
-            anything that isn't one JSON object in UTF-8.
+        ApiError: 415 for another content type, 413 (through aiohttp) for too many bytes, 408 if
+            they don't come, 400 for anything that isn't one JSON object in UTF-8.
     """
     if request.content_type != "application/json":
         raise ApiError(
@@ -33,13 +39,25 @@ async def read_json(request: web.Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     try:
-        body = msgspec.json.decode(await request.read())
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body didn't come within {BODY_SECONDS} seconds",
+            code="timeout",
+            headers={"Connection": "close"},
+        ) from None
+    try:
+        body = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise ApiError(400, f"the body isn't valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    if request.app[SERVING].config.log_prompts:
+        request[RECORD].body = body
     return body
 
 
@@ -66,6 +84,24 @@ def parse(
         return msgspec.convert(known, into)
     except msgspec.ValidationError as error:
         raise _explain(str(error), where) from None
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Renames fields in InvalidRequestErrors as the request spells them.
+
+    Args:
+        names: what the engine calls it, and what the request does.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param is None or (name := names.get(error.param)) is None:
+            raise
+        message = str(error)
+        if error.param != "prompt":  # "the prompt" isn't meant as a field
+            message = re.sub(rf"\b{error.param}\b", name, message, count=1)
+        raise InvalidRequestError(message, name) from None
 
 
 def _refuse(

@@ -3,181 +3,183 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta
-from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import generation
-from jaxserve.server.bodies import parse, read_json
+from jaxserve.server.answers import AnswerParser
+from jaxserve.server.bodies import parse, read_json, renaming
 from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.logprobs import chat_logprobs
-from jaxserve.server.requests import (
-    CHAT_UNSUPPORTED,
-    MESSAGE_UNSUPPORTED,
-    ChatCompletionRequest,
-    ChatMessage,
-)
+from jaxserve.server.generation import TokenCount
+from jaxserve.server.logprobs import LogprobsWriter
+from jaxserve.server.parsers import Piece
+from jaxserve.server.prompts import ChatPrompt, render
+from jaxserve.server.requests import CHAT_UNSUPPORTED, ChatCompletionRequest
 from jaxserve.server.responses import (
+    AnswerCall,
     AnswerMessage,
+    CallDelta,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    FunctionDelta,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from jaxserve.engine.client import EngineClient
-
-# Templates know no developer, OpenAI's newer name of the system role.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-TEMPLATE_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "tools", "self"})
+from jaxserve.server.sse import TextEvent, event
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     body = parse(await read_json(request), ChatCompletionRequest, CHAT_UNSUPPORTED)
     serving.check_model(body.model)
-    body.check_stream_options()
-    with body.errors_in_its_words():
-        params = body.to_sampling_params()
-        if params.n > serving.config.max_choices:
-            raise InvalidRequestError(
-                f"n is {params.n}; this server takes at most {serving.config.max_choices}", "n"
-            )
-        prompt = await generation.off_loop(request, render, serving.client, body, params)
-    deltas = generation.generate(serving.client, [prompt], params)
+    body.check()
+    with renaming(body.names):
+        asked = body.to_sampling_params(serving.client.sampling_defaults)
+        params = serving.check_limits(asked)
+        prompt = await generation.off_loop(request, render, serving, body, params)
+    if prompt.shows_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    batches = generation.submit(serving, [prompt.ids], params, **body.scheduling())
+    count = TokenCount(len(prompt.ids))
+    writer = _Writer(serving, body, prompt)
     if body.stream:
-        chunks = _Chunks(serving, body.include_usage)
-        return await generation.stream(
-            request,
-            deltas,
-            chunks.of_delta,
-            chunks.of_usage if body.include_usage else None,
-            len(prompt),
-        )
-    outputs = await generation.gather(deltas, params.n)
-    tokenizer = serving.client.tokenizer
+        usage_event = writer.usage_event if body.include_usage else None
+        last = generation.closing_events(usage_event, count)
+        return await generation.stream(request, batches, writer.events, last, count)
+    outputs = await generation.gather(batches, params.n, count)
     answer = ChatCompletion(
         **serving.header("chatcmpl"),
         object="chat.completion",
-        choices=[
-            ChatChoice(
-                o.index,
-                AnswerMessage(o.text),
-                o.finish_reason,
-                o.stop_reason,
-                chat_logprobs(tokenizer, o.logprobs),
-            )
-            for o in outputs
-        ],
-        usage=generation.count_usage([prompt], outputs),
+        choices=list(map(writer.choice, outputs)),
+        usage=count.usage(),
     )
+    if body.return_token_ids:
+        answer.prompt_token_ids = prompt.ids
+    if outputs[0].prompt_logprobs is not None:
+        answer.prompt_logprobs = writer.logprobs.prompt(outputs[0].prompt_logprobs)
     return generation.json_response(answer)
 
 
-def render(client: EngineClient, body: ChatCompletionRequest, params: SamplingParams) -> list[int]:
-    """The prompt's token ids, by the model's chat template.
+class _Writer:
+    """Writes the choices of one chat, whole or as events.
 
-    Raises:
-        InvalidRequestError: a message is malformed or unsupported, the template refuses them, or
-            the prompt is too long.
+    Events of a choice: the role first, then what its text adds, one finish reason last.
     """
-    messages = [template_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
-    if not messages:
-        raise InvalidRequestError("messages must not be empty", "messages")
-    extra = body.chat_template_kwargs or {}
-    if taken := TEMPLATE_ARGUMENTS & extra.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs may not set {', '.join(sorted(taken))}", "chat_template_kwargs"
+
+    def __init__(self, serving: Serving, body: ChatCompletionRequest, prompt: ChatPrompt) -> None:
+        self.logprobs = LogprobsWriter(
+            serving.client.tokenizer, bool(body.return_tokens_as_token_ids)
         )
-    text = client.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=body.add_generation_prompt is not False, **extra
-    )
-    # The template writes the special tokens itself.
-    ids = client.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    return client.prepare(ids, params)
-
-
-def template_message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """A message as chat templates expect it: its content one string."""
-    if message.get("role") in ("tool", "function"):
-        raise InvalidRequestError(
-            f"{where}.role: results of tools aren't supported by this server", f"{where}.role"
-        )
-    parsed = parse(message, ChatMessage, MESSAGE_UNSUPPORTED, f"{where}.")
-    if parsed.role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}; it was {parsed.role!r}",
-            f"{where}.role",
-        )
-    if parsed.content is None:
-        raise InvalidRequestError(f"{where}.content must not be null", f"{where}.content")
-    name = {} if parsed.name is None else {"name": parsed.name}
-    content = join_parts(parsed.content, f"{where}.content")
-    return {"role": ROLES[parsed.role], "content": content, **name}
-
-
-def join_parts(content: str | list[dict[str, Any]], where: str) -> str:
-    """The text of a message's content; several parts are joined by line breaks, as vLLM does."""
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise InvalidRequestError(f"{where} must not be empty", where)
-    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-class _TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: str
-    text: str
-
-
-def _part_text(part: dict[str, Any], where: str) -> str:
-    kind = part.get("type")
-    if isinstance(kind, str) and kind != "text":
-        raise InvalidRequestError(
-            f"{where}: content of type {kind!r} isn't supported; send text", where
-        )
-    return parse(part, _TextPart, {}, f"{where}.").text
-
-
-class _Chunks:
-    """Chunks of one streamed chat: per choice the role first, then text, one finish reason last."""
-
-    def __init__(self, serving: Serving, include_usage: bool) -> None:
-        header = serving.header("chatcmpl")
-        self._tokenizer = serving.client.tokenizer
+        self._prompt_ids = prompt.ids if body.return_token_ids else None
+        self._parts = prompt.parts
+        self._new_call_id = serving.new_call_id
+        self._is_plain = not (prompt.parts or body.return_token_ids or body.logprobs)
         self._chunk = partial(
             ChatChunk,
-            **header,
+            **serving.header("chatcmpl"),
             object="chat.completion.chunk",
-            usage=None if include_usage else msgspec.UNSET,
+            usage=None if body.include_usage else msgspec.UNSET,
         )
-        self._begun: set[int] = set()
+        self._parsers: dict[int, AnswerParser] = {}
+        self._plain: dict[int, TextEvent] = {}
 
-    def of_delta(self, delta: CompletionDelta) -> Iterator[ChatChunk]:
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            yield self._choice(
-                ChatChunkChoice(delta.index, ChatDelta(role="assistant", content=""))
-            )
-        logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
-        if delta.text or logprobs:
-            content = ChatDelta(content=delta.text)
-            yield self._choice(ChatChunkChoice(delta.index, content, logprobs=logprobs))
+    def choice(self, output: CompletionDelta) -> ChatChoice:
+        assert output.finish_reason is not None
+        answer = self._parts.start()
+        answer.feed(output.text, last=True)
+        # Null where there are only calls or thoughts, as OpenAI has it.
+        message = AnswerMessage(
+            content=answer.content or ("" if not (answer.calls or answer.thought) else None)
+        )
+        if answer.thought and self._parts.show_reasoning:
+            message.reasoning = message.reasoning_content = answer.thought
+        if answer.calls:
+            message.tool_calls = [
+                AnswerCall(self._new_call_id(), CalledFunction(call.name, call.arguments))
+                for call in answer.calls
+            ]
+        return ChatChoice(
+            output.index,
+            message,
+            answer.finish_reason(output.finish_reason),
+            output.stop_reason,
+            self.logprobs.chat(output.logprobs),
+            self._own_ids(output),
+        )
+
+    def events(self, delta: CompletionDelta) -> list[bytes]:
+        plain = self._plain.get(delta.index)
+        if self._is_plain and plain is not None and delta.finish_reason is None:
+            return [plain(delta.text)] if delta.text else []
+        return list(self._all_events(delta))
+
+    def _all_events(self, delta: CompletionDelta) -> Iterator[bytes]:
+        parser = self._parsers.get(delta.index)
+        if parser is None:
+            parser = self._parsers[delta.index] = self._parts.start()
+            yield self._first_event(delta.index)
+        if not self._is_plain:
+            yield from self._parsed_events(delta, parser)
+        elif delta.text:
+            yield self._plain[delta.index](delta.text)
         if delta.finish_reason:
-            yield self._choice(
-                ChatChunkChoice(delta.index, ChatDelta(), delta.finish_reason, delta.stop_reason)
-            )
+            reason = parser.finish_reason(delta.finish_reason)
+            yield self._event(ChatChunkChoice(delta.index, ChatDelta(), reason, delta.stop_reason))
 
-    def _choice(self, choice: ChatChunkChoice) -> ChatChunk:
-        return self._chunk(choices=[choice])
+    def usage_event(self, usage: Usage) -> bytes:
+        return event(self._chunk(choices=[], usage=usage))
 
-    def of_usage(self, usage: Usage) -> ChatChunk:
-        return self._chunk(choices=[], usage=usage)
+    def _first_event(self, index: int) -> bytes:
+        chunk = self._chunk(choices=[ChatChunkChoice(index, ChatDelta(content=""))])
+        self._plain[index] = TextEvent(chunk, "content")
+        chunk.choices[0].delta.role = "assistant"
+        if self._prompt_ids is not None:
+            chunk.prompt_token_ids = self._prompt_ids
+        return event(chunk)
+
+    def _parsed_events(self, delta: CompletionDelta, parser: AnswerParser) -> Iterator[bytes]:
+        begun = len(parser.calls)
+        pieces = parser.feed(delta.text, last=delta.finish_reason is not None)
+        added = self._delta(pieces, begun)
+        logprobs, ids = self.logprobs.chat(delta.logprobs), self._own_ids(delta)
+        if pieces or logprobs or ids:
+            if not pieces:
+                added.content = ""
+            yield self._event(ChatChunkChoice(delta.index, added, logprobs=logprobs, token_ids=ids))
+
+    def _delta(self, pieces: list[Piece], begun: int) -> ChatDelta:
+        """What pieces add to the message.
+
+        Args:
+            begun: calls begun before.
+        """
+        added = ChatDelta()
+        calls: dict[int, CallDelta] = {}
+        for kind, text in pieces:
+            if kind == "content":
+                added.content = (added.content or "") + text
+            elif kind == "reasoning":
+                added.reasoning = added.reasoning_content = (added.reasoning or "") + text
+            elif kind == "call":
+                function = FunctionDelta(text, "")
+                calls[begun] = CallDelta(begun, self._new_call_id(), "function", function)
+                begun += 1
+            else:
+                call = calls.setdefault(begun - 1, CallDelta(begun - 1))
+                call.function = call.function or FunctionDelta()
+                call.function.arguments = (call.function.arguments or "") + text
+        added.tool_calls = list(calls.values()) or None
+        return added
+
+    def _own_ids(self, delta: CompletionDelta) -> list[int] | msgspec.UnsetType:
+        return msgspec.UNSET if self._prompt_ids is None else list(delta.token_ids)
+
+    def _event(self, choice: ChatChunkChoice) -> bytes:
+        return event(self._chunk(choices=[choice]))

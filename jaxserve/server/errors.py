@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from jaxserve.errors import (
     EngineDeadError,
@@ -76,6 +78,8 @@ def as_api_error(error: Exception) -> ApiError:
                 code="overloaded",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
+        case RecursionError():  # a value that could just be read, and was too deep to be used
+            return ApiError(400, "the body is nested too deeply", code="invalid_json")
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
         case web.HTTPException():
@@ -117,6 +121,13 @@ def _from_http_exception(error: web.HTTPException) -> ApiError:
     return ApiError(error.status, error.reason)
 
 
+class BadHttpFilter(logging.Filter):
+    """Drops what aiohttp logs, each with a traceback, of bytes that are no HTTP."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -126,6 +137,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # The client is gone: aiohttp closes the connection, and there is nobody to tell.
+        # The client is gone, and there is nobody to tell. aiohttp would log it as a failure; it
+        # cancels the handlers of clients that leave, just not as soon as a write can fail.
+        raise asyncio.CancelledError from None
     except Exception as error:
         return as_api_error(error).response()

@@ -1,31 +1,33 @@
-"""What chat and text completions share: prompts in, deltas out, streamed or gathered."""
+"""What chat and text completions share: from batches of deltas to answers and streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.errors import EngineError
-from jaxserve.outputs import CompletionDelta, CompletionOutput
+from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.errors import ApiError
+from jaxserve.server.records import current
 from jaxserve.server.responses import Usage
-from jaxserve.server.sse import EventStream
+from jaxserve.server.sse import DONE, EventStream, error_event
 
 if TYPE_CHECKING:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.server.context import Serving
 
 # A longer body is tokenized in a thread (tokenizers lets go of the GIL): about 2 ms of work.
 INLINE_BODY_BYTES = 16_384
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Deltas = AsyncGenerator[CompletionDelta, None]
+Batches = AsyncGenerator[list[CompletionDelta], None]
 
 
 async def off_loop(
@@ -38,75 +40,60 @@ async def off_loop(
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-async def generate(
-    client: EngineClient, prompts: Sequence[list[int]], params: SamplingParams
-) -> Deltas:
-    """Deltas of all prompts as they come; a delta's index counts the choices of
-    the prompts before its own too, n each.
+@dataclass(slots=True)
+class TokenCount:
+    """Tokens of a request: of its prompts, of its outputs so far, and of those the prefix cache
+    had."""
 
-    Closing it aborts what still runs. The first failure ends it, and aborts the others.
-    """
-    if len(prompts) == 1:
-        async with aclosing(_one(client, 0, prompts[0], params)) as deltas:
-            async for delta in deltas:
-                yield delta
-        return
+    prompt: int
+    completion: int = 0
+    cached: int = 0
 
-    # A full queue holds the pumps back: a slow reader costs one delta a prompt here.
-    queue: asyncio.Queue[CompletionDelta | Exception | None] = asyncio.Queue(len(prompts))
+    def add(self, delta: CompletionDelta) -> None:
+        self.completion += len(delta.token_ids)
+        self.cached += delta.cached_tokens or 0
 
-    async def pump(index: int, prompt: list[int]) -> None:
-        try:
-            async with aclosing(_one(client, index, prompt, params)) as deltas:
-                async for delta in deltas:
-                    await queue.put(delta)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    pumps = [asyncio.create_task(pump(i, prompt)) for i, prompt in enumerate(prompts)]
-    running = len(pumps)
-    try:
-        while running:
-            item = await queue.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+    def usage(self) -> Usage:
+        return Usage.of(self.prompt, self.completion, self.cached)
 
 
-async def _one(
-    client: EngineClient, index: int, prompt: list[int], params: SamplingParams
-) -> Deltas:
-    async with aclosing(client.generate(prompt, params)) as deltas:
-        async for delta in deltas:
-            if delta.finish_reason == "abort":
-                raise EngineError("it was aborted")
-            yield replace(delta, index=index * params.n + delta.index) if index else delta
+def submit(
+    serving: Serving,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> Batches:
+    """Starts generating, on behalf of the HTTP request that this task serves."""
+    record = current()
+    return serving.client.stream(
+        prompts,
+        params,
+        request_id=record.id,
+        priority=priority,
+        cache_salt=record.salt(cache_salt),
+    )
 
 
-async def gather(deltas: Deltas, num_choices: int) -> list[CompletionOutput]:
+async def gather(batches: Batches, num_choices: int, count: TokenCount) -> list[CompletionDelta]:
     """Waits for the whole of every choice."""
     pieces: list[list[CompletionDelta]] = [[] for _ in range(num_choices)]
-    async with aclosing(deltas):
-        async for delta in deltas:
-            pieces[delta.index].append(delta)
+    current().tokens = count
+    async with aclosing(batches):
+        async for batch in batches:
+            for delta in batch:
+                count.add(delta)
+                pieces[delta.index].append(delta)
     if any(not choice or choice[-1].finish_reason is None for choice in pieces):
         raise EngineError("its output ended without a finish reason")
-    return list(map(CompletionOutput.join, pieces))
+    return list(map(CompletionDelta.join, pieces))
 
 
-def best(outputs: Sequence[CompletionOutput], made: int, wanted: int) -> list[CompletionOutput]:
+def best(outputs: Sequence[CompletionDelta], made: int, wanted: int) -> list[CompletionDelta]:
     """Of each `made` outputs in a row the `wanted` likeliest by token, numbered anew."""
 
-    def per_token(output: CompletionOutput) -> float:
-        return (output.cumulative_logprob or 0.0) / max(len(output.token_ids), 1)
+    def per_token(output: CompletionDelta) -> float:
+        return sum(entry.logprob for entry in output.logprobs or ()) / max(len(output.token_ids), 1)
 
     kept = [
         output
@@ -118,29 +105,35 @@ def best(outputs: Sequence[CompletionOutput], made: int, wanted: int) -> list[Co
 
 async def stream(
     request: web.Request,
-    deltas: Deltas,
-    to_chunks: Callable[[CompletionDelta], Iterable[msgspec.Struct]],
-    usage_chunk: Callable[[Usage], msgspec.Struct] | None,
-    prompt_tokens: int,
+    batches: Batches,
+    to_events: Callable[[CompletionDelta], Iterable[bytes]],
+    last_events: Callable[[], Iterable[bytes]],
+    count: TokenCount,
+    on_error: Callable[[ApiError], bytes] = error_event,
 ) -> web.StreamResponse:
-    """Sends each delta as the chunks it makes, then the usage if it is wanted.
+    """Sends each delta as the events it makes, then the last events.
 
-    The response's headers wait for the first delta: whatever fails before has a status code.
+    What has come while the reader was away is written at once. The response's headers wait for
+    the first delta: whatever fails before has a status code.
     """
-    completion_tokens = 0
-    async with EventStream(request) as events, aclosing(deltas):
-        async for delta in deltas:
-            completion_tokens += len(delta.token_ids)
-            await events.send(*to_chunks(delta))
-        if usage_chunk:
-            await events.send(usage_chunk(Usage.of(prompt_tokens, completion_tokens)))
-        await events.done()
+    current().tokens = count
+    async with EventStream(request, on_error) as events, aclosing(batches):
+        async for batch in batches:
+            written: list[bytes] = []
+            for delta in batch:
+                count.add(delta)
+                written += to_events(delta)
+            await events.write(b"".join(written))
+        await events.end(b"".join(last_events()))
     return events.response
+
+
+def closing_events(
+    usage_event: Callable[[Usage], bytes] | None, count: TokenCount
+) -> Callable[[], list[bytes]]:
+    """The last events of chats and completions: the usage if it is wanted, and [DONE]."""
+    return lambda: ([usage_event(count.usage())] if usage_event else []) + [DONE]
 
 
 def json_response(answer: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
-
-
-def count_usage(prompts: Sequence[list[int]], outputs: Sequence[CompletionOutput]) -> Usage:
-    return Usage.of(sum(map(len, prompts)), sum(len(output.token_ids) for output in outputs))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -18,6 +22,10 @@ from jaxserve.engine.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.errors import BadHttpFilter
+from jaxserve.server.keys import Keys
+from jaxserve.server.tls import tls_context
+from jaxserve.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -48,26 +56,59 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: the address can't be bound.
+        ConfigError: a key, a certificate or the chat template can't be read, OpenTelemetry is
+            asked for and not installed, or the address can't be bound.
         EngineDeadError: the engine process died.
     """
     begin = time.monotonic()
+    _allow_many_connections()
+    logging.getLogger("aiohttp.server").addFilter(BadHttpFilter())
+    keys, tls = Keys.load(config), tls_context(config)
+    template = _read_template(config.chat_template)
+    endpoint = config.otlp_traces_endpoint
+    tracer = None if endpoint is None else Tracer(endpoint)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
     with _bound_socket(config) as sock, _stop_on_signals() as stop:
-        starting = asyncio.create_task(EngineClient.start(engine))
-        await _any(starting, stop.asked.wait())
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
+        client = await _start(engine, template, stop)
+        if client is None:
             return
-        client = starting.result()
-        app = create_app(client, config)
-        async with _listening(app, client, sock) as site:
-            announce(_url(sock), app[SERVING].names[0], time.monotonic() - begin)
-            died = await _until_stopped(app[SERVING], site, stop)
+        app = create_app(client, config, keys)
+        serving = app[SERVING]
+        serving.watch(tracer)
+        # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
+        # garbage would stop every stream for as long.
+        gc.collect()
+        gc.freeze()
+        async with _listening(app, sock, tls) as site:
+            announce(_url(sock, tls), serving.names[0], time.monotonic() - begin)
+            for left in reversed(range(config.engine_restarts)):
+                await _any(serving.client.wait_dead(), stop.asked.wait())
+                if stop.asked.is_set():
+                    break
+                logger.error("the engine process died; it is restarted, and may be %d times", left)
+                await serving.client.close()
+                if (client := await _start(engine, template, stop)) is not None:
+                    serving.replace_client(client)
+            died = await _until_stopped(serving, site, stop)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         if died:
             raise EngineDeadError("the engine process died; its own messages are above")
+
+
+async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> EngineClient | None:
+    """A ready engine; None if a stop was asked for meanwhile."""
+    starting = asyncio.create_task(EngineClient.start(engine))
+    await _any(starting, stop.asked.wait())
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return None
+    client = starting.result()
+    if template is not None:
+        client.tokenizer.use_chat_template(template)
+    return client
 
 
 async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
@@ -88,23 +129,37 @@ async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bo
 
 @asynccontextmanager
 async def _listening(
-    app: web.Application, client: EngineClient, sock: socket.socket
+    app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[web.BaseSite]:
     runner = web.AppRunner(
         app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
     )
     try:
         await runner.setup()
-        site = web.SockSite(runner, sock, backlog=BACKLOG)
+        site = web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(f"can't listen on {_url(sock)}: {error.strerror}") from None
+            raise ConfigError(f"can't listen on {_url(sock, tls)}: {error.strerror}") from None
         yield site
     finally:
         # Closing the engine fails whatever still runs; the cleanup sends those errors out.
-        await client.close()
+        await app[SERVING].client.close()
         await runner.cleanup()
+
+
+def _allow_many_connections() -> None:
+    """As many as the administrator lets it have: the usual soft limit of 1,024 files is little for
+    streams, and clients that hold connections open idly would soon lock all others out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _read_template(file: str | None) -> str | None:
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {file} can't be read: {error}") from None
 
 
 def _bound_socket(config: ServerConfig) -> socket.socket:
@@ -127,9 +182,10 @@ def _bound_socket(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def _url(sock: socket.socket) -> str:
+def _url(sock: socket.socket, tls: ssl.SSLContext | None) -> str:
+    scheme = "http" if tls is None else "https"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextmanager

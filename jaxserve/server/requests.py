@@ -6,17 +6,22 @@ A field is in a struct (honoured), or in an UNSUPPORTED table with the values th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxserve.server.bodies import renaming
+from jaxserve.server.tools import NamedChoice, Tool, ToolUse
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 1024  # characters
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +85,7 @@ _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop_token_ids"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens"),
     *("bad_words", "allowed_token_ids", "ignore_eos", "include_stop_str_in_output"),
-    *("skip_special_tokens", "truncate_prompt_tokens"),
+    *("skip_special_tokens", "truncate_prompt_tokens", "prompt_logprobs"),
 )
 
 
@@ -89,6 +94,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     `user`, `safety_identifier`, `prompt_cache_key` and `metadata` label a request for the caller's
     own records; they change nothing in an answer.
+
+    Args:
+        priority: lower runs first, on a server that schedules by priority.
+        cache_salt: only requests with the same salt share cached text.
+        return_token_ids: also answer with the token ids of the prompt and of each choice.
+        return_tokens_as_token_ids: write tokens in logprobs as "token_id:17".
     """
 
     model: str
@@ -111,6 +122,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     allowed_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -130,7 +146,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
-    def check_stream_options(self) -> None:
+    def check(self) -> None:
+        """Refuses what no type can tell.
+
+        Raises:
+            InvalidRequestError: names the field.
+        """
+        if self.priority is not None and abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
+            )
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_SALT:
+            raise InvalidRequestError(
+                f"cache_salt must have 1 to {MAX_SALT} characters", "cache_salt"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs can't be streamed: leave out one", "prompt_logprobs"
+            )
         if self.stream_options is None:
             return
         if not self.stream:
@@ -138,6 +171,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
                 "stream_options is only allowed with stream: true", "stream_options"
             )
         self.stream_options.check()
+
+    def scheduling(self) -> dict[str, Any]:
+        """What the engine is told beside the prompts and the sampling parameters."""
+        return {"priority": self.priority or 0, "cache_salt": self.cache_salt}
 
     @property
     def include_usage(self) -> bool:
@@ -172,7 +209,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         if self.use_beam_search:
             width = (1 if self.n is None else self.n) if best_of is None else best_of
             penalty = 1.0 if self.length_penalty is None else self.length_penalty
-            with _spelled("beam_width", "n" if best_of is None else "best_of"):
+            with renaming({"beam_width": "n" if best_of is None else "best_of"}):
                 return BeamSearchParams(width, penalty, self.early_stopping or False)
         for name, nothing in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
             if getattr(self, name) not in nothing:
@@ -180,69 +217,104 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         return None
 
     def sampling_params(
-        self, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        defaults: Mapping[str, Any],
+        best_of: int | None = None,
     ) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range."""
+        """Raises InvalidRequestError for a value out of range.
+
+        Args:
+            defaults: of the fields that the request leaves out.
+        """
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_outputs=self.structured_params(),
             beam_search=self.beam_search(best_of),
-            **{name: value for name, value in given.items() if value is not None},
+            **{**defaults, **given},
         )
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions. `messages` hold ChatMessages, parsed one by one so that errors
-    name their place."""
+    """POST /v1/chat/completions.
+
+    Args:
+        messages: ChatMessages, parsed one by one so that errors name their place.
+        continue_final_message: the answer goes on from the last message's text.
+        chat_template_kwargs, documents, reasoning_effort: for the model's chat template; refused
+            if it doesn't know them.
+        include_reasoning: False leaves the reasoning out of the answer.
+    """
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
 
-    def to_sampling_params(self) -> SamplingParams:
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError for tools or a tool_choice that can't be."""
+        functions = [tool.function for tool in self.tools or ()]
+        asked = self.tool_choice
+        choice = asked.function if isinstance(asked, NamedChoice) else asked
+        return ToolUse.of(functions, choice, self.parallel_tool_calls)
+
+    def structured_params(self) -> StructuredOutputsParams | None:
+        own, forced = super().structured_params(), self.tool_use().structured()
+        if own and forced:
+            raise InvalidRequestError(
+                "tool_choice requires a call, which leaves no room for response_format, "
+                "structured_outputs or guided_*: send one",
+                "tool_choice",
+            )
+        return own or forced
+
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_completion_tokens wins over max_tokens; without either, up to the context limit."""
         limit = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
-        with _spelled("logprobs", "top_logprobs"):
-            return self.sampling_params(self.max_tokens if limit is None else limit, top)
+        with renaming({"logprobs": "top_logprobs"}):
+            limit = self.max_tokens if limit is None else limit
+            return self.sampling_params(limit, top, defaults)
 
-    @contextmanager
-    def errors_in_its_words(self) -> Iterator[None]:
-        """Renames in InvalidRequestErrors what a chat spells otherwise than the engine."""
-        try:
-            yield
-        except InvalidRequestError as error:
-            message, param = str(error), error.param
-            if param == "prompt":
-                param = "messages"
-            elif param == "max_tokens" and self.max_completion_tokens is not None:
-                param = "max_completion_tokens"
-                message = message.replace("max_tokens", param)
-            raise InvalidRequestError(message, param) from None
-
-
-class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message; `name` is handed to the chat template."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
+    @property
+    def names(self) -> dict[str, str]:
+        """What the engine calls otherwise."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit}
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions."""
+    """POST /v1/completions.
+
+    Args:
+        echo: the text begins with the prompt, and logprobs with its tokens'. max_tokens may then
+            be 0.
+    """
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     best_of: int | None = None
+    echo: bool | None = None
+
+    @property
+    def only_echo(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
 
     @property
     def returned(self) -> int:
@@ -250,71 +322,62 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         return 1 if self.n is None else self.n
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one a choice: a string, or token ids.
+        """The prompts, one a choice; raises InvalidRequestError as texts() does."""
+        return texts(self.prompt, "prompt")
 
-        Raises:
-            InvalidRequestError: no prompt, or strings and ids mixed.
-        """
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if kinds == {int}:
-            return [self.prompt]  # type: ignore[list-item]
-        if kinds in ({str}, {list}):
-            return self.prompt  # type: ignore[return-value]
-        raise InvalidRequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of lists of "
-            "token ids, and not empty",
-            "prompt",
-        )
-
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_tokens is 16 unless given, as in OpenAI's API."""
         absent = self.max_tokens is None
         limit = DEFAULT_COMPLETION_TOKENS if absent else self.max_tokens
+        if self.only_echo:
+            limit = 1  # the engine's least; it isn't shown
         if self.best_of is None or (self.best_of == self.returned and not self.use_beam_search):
-            return self.sampling_params(limit, self.logprobs)
+            params = self.sampling_params(limit, self.logprobs, defaults)
+            if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+                params = replace(params, prompt_logprobs=self.logprobs)
+            return params
+        if self.echo:
+            raise InvalidRequestError("best_of can't be echoed: leave out one", "best_of")
         if self.best_of < self.returned:
             raise InvalidRequestError("best_of must be at least n", "best_of")
         if self.use_beam_search:
-            return self.sampling_params(limit, self.logprobs, self.best_of)
+            return self.sampling_params(limit, self.logprobs, defaults, self.best_of)
         if self.stream:
             raise InvalidRequestError("best_of can't be streamed: leave out one", "best_of")
         # The best are told by the logprobs of their tokens.
-        params = self.sampling_params(limit, self.logprobs or 0)
-        try:
+        params = self.sampling_params(limit, self.logprobs or 0, defaults)
+        with renaming({"n": "best_of"}):
             return replace(params, n=self.best_of)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(
-                str(error).replace("n must", "best_of must"), "best_of"
-            ) from None
 
 
-@contextmanager
-def _spelled(field: str, name: str) -> Iterator[None]:
-    """Renames a field in InvalidRequestErrors as the request spells it."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        if error.param != field:
-            raise
-        raise InvalidRequestError(str(error).replace(field, name, 1), name) from None
+def texts(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
+    """One text or several, each a string or token ids, as a list.
+
+    Raises:
+        InvalidRequestError: none, or strings and ids mixed; says so of the field `name`.
+    """
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return [given]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return given  # type: ignore[return-value]
+    raise InvalidRequestError(
+        f"{name} must be a string, a list of strings, a list of token ids or a list of lists of "
+        "token ids, and not empty",
+        name,
+    )
 
 
 # Values that ask for nothing; null always does.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     # vLLM's extras
     "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "priority": (0,),
     "request_id": (),
-    "cache_salt": (),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "vllm_xargs": ({},),
@@ -322,16 +385,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),
     "service_tier": ("auto", "default"),
@@ -339,12 +398,10 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "prompt_cache_retention": (),
     "prompt_cache_options": (),
     # vLLM's extras
-    "continue_final_message": (False,),
+    "echo": (False,),
     "chat_template": (),
-    "documents": ([],),
     "mm_processor_kwargs": (),
     "media_io_kwargs": (),
-    "include_reasoning": (True,),
     "thinking_token_budget": (),
 }
 
@@ -352,16 +409,4 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "suffix": ("",),
     # vLLM's extras
     "prompt_embeds": (),
-}
-
-MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "function_call": (),
-    "refusal": ("",),
-    "audio": (),
-    "annotations": ([],),
-    # what vLLM and others put into an answer, which clients send back
-    "reasoning": ("",),
-    "reasoning_content": ("",),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from jaxserve.server.errors import as_api_error
+from jaxserve.server.errors import ApiError, as_api_error
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -15,36 +17,71 @@ _HEADERS = {
     # nginx would hold events back otherwise.
     "X-Accel-Buffering": "no",
 }
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(message: msgspec.Struct | dict[str, Any]) -> bytes:
+    """The event that holds a message."""
+    return b"data: %b\n\n" % _encode(message)
+
+
+def named_event(name: str, message: msgspec.Struct | dict[str, Any]) -> bytes:
+    """The same with a name, as the responses API has them."""
+    return b"event: %b\n%b" % (name.encode(), event(message))
+
+
+class TextEvent:
+    """Events that differ in one text alone: all else is encoded once.
+
+    Args:
+        message: one of them, in which the text is empty.
+        field: name of the text; no other field of that name is empty.
+    """
+
+    def __init__(self, message: msgspec.Struct, field: str) -> None:
+        self._before, found, self._after = event(message).partition(b'"%b":""' % field.encode())
+        assert found
+        self._before += found[:-2]
+
+    def __call__(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _encode(text), self._after)
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: %b\n\n" % error.body()
 
 
 class EventStream:
     """A response that is sent event by event.
 
     As a context manager it decides what becomes of an exception: before the first event it goes
-    on, so that the client gets a status code; after it, the client gets an error event and the
-    stream ends without [DONE].
+    on, so that the client gets a status code; after it, the client gets an error event, and the
+    stream ends there.
+
+    Args:
+        on_error: makes that event.
     """
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(
+        self, request: web.Request, on_error: Callable[[ApiError], bytes] = error_event
+    ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
-        self._encoder = msgspec.json.Encoder()
+        self._on_error = on_error
 
-    async def send(self, *messages: msgspec.Struct) -> None:
-        """Writes the events at once; waits while the reader's socket is full."""
-        if not messages:
+    async def write(self, events: bytes) -> None:
+        """Writes at once; waits while the reader's socket is full."""
+        if not events:
             return
-        events = (b"data: %b\n\n" % self._encoder.encode(message) for message in messages)
-        await self._write(b"".join(events))
-
-    async def done(self) -> None:
-        await self._write(b"data: [DONE]\n\n")
-        await self.response.write_eof()
-
-    async def _write(self, data: bytes) -> None:
         if not self.response.prepared:
             await self.response.prepare(self._request)
-        await self.response.write(data)
+        await self.response.write(events)
+
+    async def end(self, events: bytes = b"") -> None:
+        """Writes the last events."""
+        await self.write(events)
+        await self.response.write_eof()
 
     async def __aenter__(self) -> EventStream:
         return self
@@ -59,6 +96,5 @@ class EventStream:
             return False  # No error, or nobody there to be told.
         if not self.response.prepared:
             return False
-        await self._write(b"data: %b\n\n" % as_api_error(error).body())
-        await self.response.write_eof()
+        await self.end(self._on_error(as_api_error(error)))
         return True

@@ -65,6 +65,14 @@ class ChatTemplate:
                 f"the model's chat template can't render these messages: {error}", "messages"
             ) from error
 
+    def replaced_by(self, source: str) -> ChatTemplate:
+        """The same special tokens, with one other template."""
+        return ChatTemplate({DEFAULT: source}, self._special_tokens)
+
+    def mentions(self, word: str) -> bool:
+        """Whether any of the templates has this text in it."""
+        return any(word in source for source in self._sources.values())
+
     def _source(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         if tools and TOOL_USE in self._sources:
             return self._sources[TOOL_USE]

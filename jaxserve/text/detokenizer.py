@@ -32,6 +32,7 @@ class Detokenizer:
         kind = _ByteDecoder if tokenizer.is_byte_level else _WindowDecoder
         self._decoder: _Decoder = kind(tokenizer, hidden)
         self._stop = _StopStrings(params.stop, params.include_stop_str_in_output)
+        self._has_stops = bool(params.stop)
         self._shows_stop = params.include_stop_str_in_output
         self._index = index
         self.finished = False
@@ -56,6 +57,9 @@ class Detokenizer:
         """
         if self.finished:
             return CompletionDelta(self._index, "")
+        if finish_reason is None and not self._has_stops:  # nearly always
+            text = "".join(map(self._decoder.add, token_ids))
+            return CompletionDelta(self._index, text, tuple(token_ids))
         shown = len(token_ids) - (finish_reason == "stop" and not self._shows_stop)
         parts = []
         for count, token_id in enumerate(token_ids[: max(shown, 0)], start=1):
@@ -97,11 +101,16 @@ class _ByteDecoder:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside = False  # a character has begun
 
     def add(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
-        return self._utf8.decode(self._tokenizer.id_to_bytes(token_id))
+        if not self._inside and (text := self._tokenizer.id_to_text(token_id)) is not None:
+            return text
+        text = self._utf8.decode(self._tokenizer.id_to_bytes(token_id))
+        self._inside = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,11 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
+from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.gguf_header import GGUFHeader, read_header
+from checkpoints.json_file import read_json
 from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.models.fields import FLAG, OBJECT, TEXT, TOKEN_IDS, Kind, either, list_of, token_ids
 from jaxserve.text import sentencepiece
 from jaxserve.text.chat_template import DEFAULT, ChatTemplate
 from jaxserve.text.gguf_vocab import build_backend
@@ -29,6 +31,20 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+_KINDS = ("bos", "eos", "unk", "pad")
+_NAMED_TEMPLATE = Kind(
+    'an object of "name" and "template"',
+    lambda v: (
+        isinstance(v, dict)
+        and isinstance(v.get("name"), str)
+        and isinstance(v.get("template"), str)
+    ),
+)
+_CONFIG_FIELDS = {
+    "add_bos_token": FLAG,
+    "chat_template": either(TEXT, list_of(_NAMED_TEMPLATE)),
+    **dict.fromkeys((f"{kind}_token" for kind in _KINDS), either(TEXT, OBJECT)),
+}
 
 
 class Tokenizer:
@@ -62,6 +78,7 @@ class Tokenizer:
         self._adds_bos = bos_token_id is not None and framed[:1] == [bos_token_id]
         self._chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Special tokens written out in it become their ids.
@@ -88,6 +105,15 @@ class Tokenizer:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
+    def id_to_text(self, token_id: int) -> str | None:
+        """A token's text if it is whole characters (byte-level vocabularies only), else None."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self.id_to_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
+
     def _look_up(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:
@@ -95,6 +121,18 @@ class Tokenizer:
         values = [_BYTES.get(c) for c in piece]
         # Added tokens are plain text; one with a space or the like is outside the alphabet.
         return bytes(v for v in values if v is not None) if None not in values else piece.encode()
+
+    def is_special(self, token: str) -> bool:
+        """Whether it is one special token, which doesn't show in text."""
+        return self.backend.token_to_id(token) in self.special_ids
+
+    def template_mentions(self, word: str) -> bool:
+        """Whether the chat template has this text in it: what it doesn't mention it ignores."""
+        return self._chat_template.mentions(word)
+
+    def use_chat_template(self, source: str) -> None:
+        """Takes another chat template, Jinja, in place of the model's own."""
+        self._chat_template = self._chat_template.replaced_by(source)
 
     def apply_chat_template(
         self,
@@ -150,22 +188,22 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 
 
 def _from_folder(path: Path) -> Tokenizer:
-    config = _read_json(path / "tokenizer_config.json")
+    config = read_json(path / "tokenizer_config.json", _CONFIG_FIELDS, optional=True)
     backend = _folder_backend(path, config)
     # Left from training: they would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
     special_tokens = {}
-    for kind in ("bos", "eos", "unk", "pad"):
+    for kind in _KINDS:
         token = config.get(f"{kind}_token")
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str):
             special_tokens[f"{kind}_token"] = content
     ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
-    generation = _read_json(path / "generation_config.json").get("eos_token_id")
-    if generation is None:
-        generation = _read_json(path / "config.json").get("eos_token_id")
-    more = generation if isinstance(generation, list) else [generation]
+    more = read_eos_token_ids(path)
+    if not more:
+        model = read_json(path / "config.json", {"eos_token_id": TOKEN_IDS}, optional=True)
+        more = token_ids(model.get("eos_token_id"))
     return Tokenizer(
         backend,
         ChatTemplate(_folder_templates(path, config), special_tokens),
@@ -195,23 +233,16 @@ def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Every place a folder may keep them; a file of its own wins over tokenizer_config.json."""
-    stored = config.get("chat_template")
+    stored = config.get("chat_template") or {}
     if isinstance(stored, list):
         sources = {entry["name"]: entry["template"] for entry in stored}
     else:
-        sources = {DEFAULT: stored} if isinstance(stored, str) else {}
+        sources = {DEFAULT: stored} if stored else {}
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         sources[file.stem] = file.read_text(encoding="utf-8")
     if (path / "chat_template.jinja").exists():
         sources[DEFAULT] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     return sources
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
 
 
 def _unique(ids: Sequence[int | None]) -> tuple[int, ...]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints import open_checkpoint
+from checkpoints import int8, open_checkpoint
 from checkpoints.convert import convert
 from jaxserve.engine.loader import LoadedModel, load_model
-from jaxserve.errors import CheckpointError, ConfigError, ModelNotFoundError
+from jaxserve.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from jaxserve.text.tokenizer import load_tokenizer
 
 Tensors = dict[str, np.ndarray]
@@ -57,6 +61,89 @@ def test_any_type(tiny_llama: Path, tmp_path: Path, dtype: str) -> None:
     convert(tiny_llama, tmp_path / "orbax", dtype)
     kind = jnp.dtype(dtype)
     assert_same(load_model(tiny_llama, kind, False), load_model(tmp_path / "orbax", kind, False))
+
+
+def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: Path) -> None:
+    convert(tiny_llama, tmp_path / "orbax", "int8")
+    stored = open_checkpoint(tmp_path / "orbax")
+    exact = open_checkpoint(tiny_llama)
+    quantised = 0
+    for path in exact.parameters():
+        value, read = np.asarray(exact.parameter(path)), np.asarray(stored.parameter(path))
+        axes = int8.contracted(".".join(map(str, path)))
+        if axes is None:
+            np.testing.assert_array_equal(read, value)
+        else:
+            step = np.abs(value).max(axis=axes, keepdims=True) / 127
+            assert (np.abs(read - value) <= 0.5001 * step).all()
+            assert len(np.unique(read)) > 100
+            quantised += 1
+    assert quantised == 4 * exact.config.num_hidden_layers
+    assert stored.nbytes < 0.6 * exact.nbytes
+    # Served as its own floats: bfloat16 here.
+    kinds = {
+        leaf.dtype for leaf in load_model(tmp_path / "orbax", jnp.dtype("bfloat16"), False).leaves
+    }
+    assert kinds == {jnp.dtype("bfloat16")}
+
+
+ON_MESHES = """
+import sys
+from pathlib import Path
+import jax, numpy as np
+from jaxserve.engine.loader import load_model
+
+dtype = jax.numpy.dtype("float32")
+exact = load_model(Path(sys.argv[1]), dtype, False)
+for folder in sys.argv[2:]:
+    for size in (8, 2):
+        mesh = jax.make_mesh((8 // size, size), ("data", "tensor"))
+        model = load_model(Path(folder), dtype, False, mesh=mesh)
+        cut = 0
+        for leaf, whole in zip(model.leaves, exact.leaves, strict=True):
+            whole = np.asarray(whole)
+            error = np.abs(whole).max() / 254 if "int8" in folder else 0
+            assert len(leaf.addressable_shards) == 8
+            for shard in leaf.addressable_shards:
+                assert np.abs(np.asarray(shard.data) - whole[shard.index]).max() <= 1.001 * error
+            cut += leaf.addressable_shards[0].data.nbytes * size == leaf.nbytes
+        print(size, cut)
+"""
+
+
+@pytest.mark.slow
+def test_each_device_of_a_mesh_gets_its_own_part(
+    tiny_llama: Path, converted: Path, tmp_path: Path
+) -> None:
+    convert(tiny_llama, tmp_path / "int8", "int8")
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-c", ON_MESHES, str(tiny_llama), str(tiny_llama)]
+    command += [str(converted), str(tmp_path / "int8")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    # Table, head and both layers' MLP; and their attention, where the 2 kv heads can be cut.
+    # Norms are whole everywhere.
+    assert done.stdout.splitlines() == ["8 6", "2 10"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reached", ["params/layers.0", "params/layers.1"])
+def test_a_convert_that_is_killed_leaves_nothing_that_looks_complete(
+    tiny_llama: Path, tmp_path: Path, reached: str
+) -> None:
+    target = tmp_path / "orbax"
+    command = [sys.executable, "-m", "jaxserve.cli.main", "convert", str(tiny_llama), str(target)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while not list(tmp_path.glob(f".orbax-*/{reached}")):
+        assert process.poll() is None
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not target.exists()
+    (left,) = tmp_path.iterdir()
+    with pytest.raises(ModelError):
+        open_checkpoint(left)
+    convert(tiny_llama, target, None)
+    assert_same(load_model(tiny_llama, F32, False), load_model(target, F32, False))
 
 
 def test_a_target_that_is_there_is_left_alone(tiny_llama: Path, converted: Path) -> None:

@@ -54,6 +54,13 @@ def test_a_flag_belongs_to_one_class() -> None:
     assert flags.build(SamplingParams, args) == SamplingParams(seed=5, max_tokens=9)
 
 
+def test_an_unset_field_takes_its_default_from_elsewhere() -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_flags(parser, SamplingParams, only=["top_p", "top_k"], unset=["top_p", "top_k"])
+    args = parser.parse_args(["--top-p", "1"])
+    assert flags.build(SamplingParams, args, top_p=0.9, top_k=5) == SamplingParams(top_k=5)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4096", 4096), ("2GiB", 2**31), ("1.5g", 3 * 2**29), ("512 MB", 2**29), ("8k", 8192)],
@@ -73,7 +80,7 @@ def test_formatted_sizes_read_back(size: int) -> None:
     assert flags.parse_size(flags.format_size(size)) == size
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull"])
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull", "run-batch"])
 def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])

@@ -57,7 +57,7 @@ def run(model: LoadedModel, sequences: list[np.ndarray]) -> list[np.ndarray]:
         module = nnx.merge(model.graphdef, jax.tree.unflatten(model.structure, leaves))
         slots, lens, starts = batch
         caches = [PagedLayerCache(k, v, slots, blocks, lens, starts, TOKENS) for k, v in pages]
-        hidden, caches = module(tokens, positions, caches)
+        hidden = module(tokens, positions, caches)
         return module.logits(hidden), [(c.k_pages, c.v_pages) for c in caches]
 
     done = [0] * len(sequences)
@@ -100,25 +100,54 @@ def test_logits_of_three_sequences_in_one_batch(
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path
 
 
+def generate(
+    core: EngineCore, prompts: list[list[int]], params: SamplingParams
+) -> tuple[list[list[int]], int]:
+    """The outputs, and the most blocks that were in use once no prompt was."""
+    for i, prompt in enumerate(prompts):
+        assert core.submit(Submit(str(i), prompt, params, frozenset())) is None
+    got: list[list[int]] = [[] for _ in range(len(prompts) * params.n)]
+    blocks = 0
+    while core.has_work:
+        for output in core.step():
+            got[int(output.request_id) * params.n + output.index] += output.token_ids
+        if all(got):
+            blocks = max(blocks, core.stats.blocks_used)
+    return got, blocks
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
-def test_the_engine_continues_as_transformers_does(name: str, tmp_path: Path) -> None:
-    """Windows, sinks and experts through the scheduler's own chunks and blocks."""
+@pytest.mark.parametrize(
+    ("name", "full", "windowed"), [("gemma3", 1, 2), ("gpt_oss", 1, 1), ("mistral", 0, 1)]
+)
+def test_the_engine_continues_as_transformers_does(
+    name: str, full: int, windowed: int, tmp_path: Path
+) -> None:
+    """Windows, sinks and experts through the scheduler's own chunks, blocks and cache groups."""
     _, sequences, _ = load(name, tmp_path)
     config = EngineConfig(
-        max_num_seqs=4, max_num_batched_tokens=16, block_size=8, kv_cache_memory=2**20
+        max_num_seqs=4, max_num_batched_tokens=16, block_size=BLOCK, kv_cache_memory=2**20
     )
     words = {f"w{i}": i for i in range(1024)}
     tokenizers.Tokenizer(WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
     core = EngineCore(config, tmp_path, load_tokenizer(tmp_path))
-    for i, ids in enumerate(sequences):
-        prompt = ids[:-NEW_TOKENS].tolist()
-        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-        assert core.submit(Submit(str(i), prompt, params, frozenset())) is None
-    got: dict[str, list[int]] = {str(i): [] for i in range(len(sequences))}
-    while core.has_work:
-        for output in core.step():
-            got[output.request_id] += output.token_ids
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    prompts = [ids[:-NEW_TOKENS].tolist() for ids in sequences]
+    wanted = [ids[-NEW_TOKENS:].tolist() for ids in sequences]
+    assert generate(core, prompts, greedy)[0] == wanted
+    assert core.stats.prefix_hits == 0
+    # Again from the prefix cache: a window of 8 tokens touches two blocks, and lets go of a third
+    # a step late.
+    again, blocks = generate(core, prompts[-1:], greedy)
+    assert again == wanted[-1:]
+    assert core.stats.prefix_hits == (len(prompts[-1]) - 1) // BLOCK * BLOCK
+    assert 0 < blocks <= full * -(-len(sequences[-1]) // BLOCK) + windowed * 3
+    # Two choices share the prompt's last block, which is partial, until they write to it.
+    assert len(prompts[1]) % BLOCK
+    both = generate(core, prompts[1:2], SamplingParams(seed=5, n=2, max_tokens=20))[0]
+    alone = [
+        generate(core, prompts[1:2], SamplingParams(seed=s, max_tokens=20))[0][0] for s in (5, 6)
+    ]
     core.close()
-    for i, ids in enumerate(sequences):
-        assert got[str(i)] == ids[-NEW_TOKENS:].tolist()
+    assert both == alone
+    assert alone[0] != alone[1]

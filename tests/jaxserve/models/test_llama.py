@@ -35,7 +35,7 @@ def all_logits(model: LoadedModel, prompt: np.ndarray, chunk: int) -> np.ndarray
             PagedLayerCache(k, v, slots, table[None], end[None], starts, tokens.shape[0])
             for k, v in pages
         ]
-        hidden, caches = module(tokens, positions, caches)
+        hidden = module(tokens, positions, caches)
         return module.logits(hidden), [(c.k_pages, c.v_pages) for c in caches]
 
     out = []

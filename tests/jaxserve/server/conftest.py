@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,9 +125,52 @@ def _too_slow(*_: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(small_engine: tuple[str, ...]) -> Iterator[ServerProcess]:
+def server(
+    small_engine: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """One server that tests share; they leave it as they found it."""
-    shared = ServerProcess.launch(*small_engine)
+    profiles = str(tmp_path_factory.mktemp("profiles"))
+    operators = ("--enable-dev-endpoints", "--profile-dir", profiles)
+    shared = ServerProcess.launch(*small_engine, *operators)
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
+
+
+# Knows tools and reasoning; renders everything it is given, so that tests can see it in a prompt.
+TEMPLATE = (
+    "{% for t in tools or [] %}<tool>{{ t.function | tojson }}{% endfor %}"
+    "{% for d in documents or [] %}<doc>{{ d.text }}{% endfor %}"
+    "{% if reasoning_effort %}<effort>{{ reasoning_effort }}{% endif %}"
+    "{% for m in messages %}{{ bos_token + m.role + ': ' }}"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% if deep %}<think>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of the tiny Llama, whose tokens are bytes, with a template of our own and a
+    context of 1,024 tokens."""
+    folder = tmp_path_factory.mktemp("tiny") / "tiny_llama"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    template = folder / "other.jinja"
+    template.write_text(TEMPLATE)
+    shared = ServerProcess.launch(
+        str(folder),
+        *("--served-model-names", "tiny", "--chat-template", str(template)),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB"),
+        *("--scheduling-policy", "priority"),
+    )
     try:
         shared.wait_ready()
         yield shared

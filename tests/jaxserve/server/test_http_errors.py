@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,11 +17,12 @@ from jaxserve.server.context import SERVING
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+NO_ENGINE = SimpleNamespace(sampling_defaults={})
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[TestClient[Any, Any]]:
-    no_engine = cast(EngineClient, None)  # all of these are refused before one is needed
+    no_engine = cast(EngineClient, NO_ENGINE)  # these are refused before one is needed
     config = ServerConfig(served_model_names=("m", "org/m"), max_body_bytes=1000)
     async with TestClient(TestServer(create_app(no_engine, config))) as client:
         yield client
@@ -35,7 +37,7 @@ async def error_of(response: ClientResponse) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/x"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/moderations", "/v1/chat/completions/x"])
 async def test_unknown_path(http: TestClient[Any, Any], path: str) -> None:
     response = await http.post(path, json={})
     assert response.status == 404
@@ -110,7 +112,7 @@ async def test_unknown_model_by_path(http: TestClient[Any, Any]) -> None:
         (CHAT, {"model": "m"}, "messages"),
         (TEXT, {"model": "m", "prompt": "x", "max_tokens": 0}, "max_tokens"),
         (TEXT, {"model": "m", "prompt": "x", "temperature": 3}, "temperature"),
-        (TEXT, {"model": "m", "prompt": "x", "echo": True}, "echo"),
+        (CHAT, {"model": "m", "messages": [], "echo": True}, "echo"),
         (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, "suffix"),
         (TEXT, {"model": "m", "prompt": ["x"] * 129}, "prompt"),
     ],
@@ -122,6 +124,22 @@ async def test_bad_fields(http: TestClient[Any, Any], path: str, body: Any, para
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
+async def test_a_server_sets_its_own_limits() -> None:
+    no_engine = cast(EngineClient, NO_ENGINE)
+    limits = {"max_choices": 2, "max_logprobs": 3, "max_stop_strings": 1, "max_output_tokens": 50}
+    app = create_app(no_engine, ServerConfig(served_model_names=("m",), **limits))
+    async with TestClient(TestServer(app)) as http:
+        for field, value in (
+            ("n", 3),
+            ("logprobs", 4),
+            ("stop", ["a", "b"]),
+            ("max_tokens", 51),
+        ):
+            response = await http.post(TEXT, json={"model": "m", "prompt": "x", field: value})
+            assert response.status == 400
+            assert (await error_of(response))["param"] == field
+
+
 async def test_an_unforeseen_failure_shows_only_an_id(
     http: TestClient[Any, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,7 +147,7 @@ async def test_an_unforeseen_failure_shows_only_an_id(
     response = await http.post(TEXT, json={"model": "m", "prompt": "x"})
     assert response.status == 500
     error = await error_of(response)
-    assert "NoneType" not in error["message"]
+    assert "SimpleNamespace" not in error["message"]
     (record,) = [r for r in caplog.records if r.name == "jaxserve.server.errors"]
     error_id = error["message"].rpartition(" ")[2]
     assert error_id.startswith("err-")
@@ -138,10 +156,11 @@ async def test_an_unforeseen_failure_shows_only_an_id(
 
 
 async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
-    assert (await http.get("/version")).status == 200
+    assert (await http.get("/load")).status == 200
     assert http.server is not None
     http.server.app[SERVING].admission.close()
-    response = await http.get("/version")
+    assert (await http.get("/version")).status == 200
+    response = await http.get("/load")
     assert response.status == 503
     assert response.headers["Connection"] == "close"
     assert "Retry-After" in response.headers

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -83,6 +85,7 @@ async def test_a_client_that_leaves_frees_its_place(
             await anext(events_of(response))
             response.close()
         await finish_short(http, server)
+    assert "Traceback" not in server.errors()
 
 
 async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:
@@ -109,6 +112,36 @@ def test_a_stop_while_starting_leaves_no_process(start_server: Callable[..., Any
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.errors()
+
+
+def test_a_stop_while_downloading_waits_for_no_hub(
+    start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent_hub:
+        host, port = silent_hub.getsockname()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{host}:{port}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        server = start_server("owner/name", wait=False)
+        silent_hub.settimeout(60)
+        connection, _ = silent_hub.accept()
+        with connection:
+            assert server.find_family()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert "Traceback" not in server.errors()
+
+
+def test_a_killed_server_leaves_nothing_behind(
+    start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = start_server(wait=False)
+    while not list(tmp_path.glob("jaxserve-*")) or not server.find_family():
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    server.process.kill()
+    server.wait()
+    assert not list(tmp_path.glob("jaxserve-*"))
 
 
 async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., Any]) -> None:
@@ -163,4 +196,32 @@ async def test_a_dead_engine_fails_what_runs_and_ends_the_server(
         assert (await failed.json())["error"]["code"] == "engine_dead"
     assert await asyncio.to_thread(server.wait) == 1
     assert "jaxserve: the engine process died" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+async def test_a_dead_engine_is_started_anew_if_that_is_asked_for(
+    start_server: Callable[..., Any],
+) -> None:
+    server = start_server("--engine-restarts", "1")
+    body = {"model": server.model, **LONG}
+    async with aiohttp.ClientSession(server.url, timeout=LIMIT) as http:
+        running = asyncio.create_task(http.post("/v1/completions", json=body))
+        await finish_short(http, server)
+        first = server.engine_pid
+        os.kill(first, signal.SIGKILL)
+        assert (await running).status == 503
+        async with http.get("/health") as response:
+            assert response.status == 503
+        while True:
+            async with http.get("/health") as response:
+                if response.status == 200:
+                    break
+            await asyncio.sleep(0.1)
+        await finish_short(http, server)
+        async with http.get("/metrics") as response:
+            assert "vllm:num_requests_running" in await response.text()
+        server.find_family()
+        assert server.engine_pid != first
+        os.kill(server.engine_pid, signal.SIGKILL)
+    assert await asyncio.to_thread(server.wait) == 1
     assert "Traceback" not in server.errors()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.outputs import CompletionOutput, TokenLogprobs
+from jaxserve.outputs import CompletionDelta, TokenLogprobs
 from jaxserve.sampling.params import BeamSearchParams, StructuredOutputsParams
-from jaxserve.server.bodies import parse
-from jaxserve.server.chat import template_message
+from jaxserve.server.bodies import parse, renaming
 from jaxserve.server.generation import best
+from jaxserve.server.messages import template_message
 from jaxserve.server.requests import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -135,12 +136,11 @@ def test_values_that_ask_for_nothing_are_accepted(field: str, value: Any) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("store", True),
         ("audio", {"voice": "x"}),
-        ("reasoning_effort", "high"),
-        ("priority", 3),
+        ("functions", [{"name": "f"}]),
+        ("verbosity", "low"),
+        ("echo", True),
         ("frobnicate", 1),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_bad_limit_is_named_as_the_client_spelled_it() -> None:
         ({"max_completion_tokens": 4, "temperature": 9}, "temperature"),
     ):
         body = parse_chat(**fields)
-        with pytest.raises(InvalidRequestError) as raised, body.errors_in_its_words():
+        with pytest.raises(InvalidRequestError) as raised, renaming(body.names):
             body.to_sampling_params()
         assert raised.value.param == param
         assert str(raised.value).startswith(f"{param} must be")
@@ -278,15 +278,15 @@ def test_a_beam_search_is_as_wide_as_best_of_or_n() -> None:
 
 
 def test_the_best_are_the_likeliest_by_token() -> None:
-    def output(index: int, *logprobs: float) -> CompletionOutput:
+    def output(index: int, *logprobs: float) -> CompletionDelta:
         entries = tuple(TokenLogprobs(0, value, 1, ()) for value in logprobs)
-        return CompletionOutput(index, "", (0,) * len(entries), "stop", None, entries)
+        return CompletionDelta(index, "", (0,) * len(entries), "stop", None, entries)
 
     made = [output(0, -3.0), output(1, -1.0, -1.0), output(2, -2.0), output(3, -0.5)]
     kept = best(made, 2, 1)
     assert [o.index for o in kept] == [0, 1]
     assert [len(o.token_ids) for o in kept] == [2, 1]
-    assert kept[1].cumulative_logprob == -0.5
+    assert kept[1].logprobs == made[3].logprobs
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -322,13 +322,13 @@ def test_only_one_spelling_at_a_time() -> None:
 
 def test_stream_options_need_stream() -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        parse_chat(stream_options={"include_usage": True}).check_stream_options()
+        parse_chat(stream_options={"include_usage": True}).check()
     assert raised.value.param == "stream_options"
     streamed = parse_chat(stream=True, stream_options={"include_usage": True})
-    streamed.check_stream_options()
+    streamed.check()
     assert streamed.include_usage
     with pytest.raises(InvalidRequestError) as raised:
-        parse_chat(stream=True, stream_options={"include_obfuscation": True}).check_stream_options()
+        parse_chat(stream=True, stream_options={"include_obfuscation": True}).check()
     assert raised.value.param == "stream_options.include_obfuscation"
 
 
@@ -366,6 +366,23 @@ def test_messages_become_the_templates() -> None:
     }
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+BAD_FUNCTION = {"name": "f", "arguments": "[1]"}
+
+
+def test_calls_and_their_results_become_the_templates() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}
+    assert template_message(call, "") == {
+        "role": "assistant",
+        "content": "",
+        "reasoning": "hm",
+        "reasoning_content": "hm",
+        "tool_calls": [CALL | {"function": {"name": "f", "arguments": {"a": 1}}}],
+    }
+    result = {"role": "tool", "content": "4", "tool_call_id": "c1"}
+    assert template_message(result, "") == result
+
+
 def test_an_answer_can_be_sent_back_as_a_message() -> None:
     from openai.types.chat import ChatCompletionMessage
 
@@ -377,12 +394,26 @@ def test_an_answer_can_be_sent_back_as_a_message() -> None:
     ("message", "param"),
     [
         ({"role": "robot", "content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning": "y"}, "messages[0].reasoning"),
         ({"role": "user"}, "messages[0].content"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": "user", "content": []}, "messages[0].content"),
         ({"role": "user", "content": "x", "colour": 1}, "messages[0].colour"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{}]},
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f"}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": BAD_FUNCTION}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "messages[0].content[0]",
@@ -396,3 +427,83 @@ def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) 
     with pytest.raises(InvalidRequestError) as raised:
         template_message(message, "messages[0]")
     assert raised.value.param == param
+
+
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+G = {"type": "function", "function": {"name": "g", "description": "d", "strict": True}}
+
+
+def test_tool_choices() -> None:
+    def mode(**fields: Any) -> tuple[str, str | None]:
+        use = parse_chat(**fields).tool_use()
+        return use.mode, use.named
+
+    assert mode() == mode(tools=[]) == mode(tools=[F], tool_choice="none") == ("none", None)
+    assert mode(tools=[F, G]) == mode(tools=[F], tool_choice="auto") == ("auto", None)
+    assert mode(tools=[F, G], tool_choice="required") == ("required", None)
+    named = {"type": "function", "function": {"name": "g"}}
+    assert mode(tools=[F, G], tool_choice=named) == ("required", "g")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [F], "tool_choice": {"type": "function", "function": {"name": "h"}}},
+            "tool_choice",
+        ),
+        ({"tools": [F, F]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [F], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+    ],
+)
+def test_tools_that_contradict_themselves(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(**fields).to_sampling_params()
+    assert raised.value.param == param
+
+
+def test_forced_calls_shape_the_output() -> None:
+    def structured(**fields: Any) -> StructuredOutputsParams | None:
+        return parse_chat(tools=[F, G], **fields).to_sampling_params().structured_outputs
+
+    assert structured() is None
+    named = {"type": "function", "function": {"name": "f"}}
+    arguments = structured(tool_choice=named)
+    assert arguments is not None
+    assert json.loads(str(arguments.json))["type"] == "object"
+    required = structured(tool_choice="required")
+    assert required is not None
+    assert required.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"priority": 2**40}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ],
+)
+def test_vllms_extras_out_of_range(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(**fields).check()
+    assert raised.value.param == param
+
+
+def test_an_echo_asks_for_the_prompts_logprobs() -> None:
+    params = parse_text(echo=True, logprobs=2, max_tokens=0).to_sampling_params()
+    assert (params.max_tokens, params.logprobs, params.prompt_logprobs) == (1, 2, 2)
+    with pytest.raises(InvalidRequestError):
+        parse_text(max_tokens=0).to_sampling_params()
+
+
+@pytest.mark.parametrize("parse_any", [parse_chat, parse_text])
+def test_the_models_defaults_hold_where_the_request_says_nothing(parse_any: Any) -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    params = parse_any(top_p=1.0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 1.0, 20)
+    params = parse_any(temperature=0, top_k=0).to_sampling_params(defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0, 0.9, 0)
+    assert parse_any().to_sampling_params().temperature == 1.0

@@ -18,7 +18,7 @@ from jaxserve.errors import (
     OverloadedError,
 )
 from jaxserve.server.errors import error_middleware
-from jaxserve.server.sse import EventStream
+from jaxserve.server.sse import DONE, EventStream, TextEvent, event, named_event
 
 
 class Note(msgspec.Struct):
@@ -45,9 +45,9 @@ async def fetch(sender: Sender) -> tuple[int, Any, bytes]:
 
 async def test_events_and_done() -> None:
     async def sender(events: EventStream) -> None:
-        await events.send(Note("a\nb"), Note("ü"))
-        await events.send()
-        await events.done()
+        await events.write(event(Note("a\nb")) + event(Note("ü")))
+        await events.write(b"")
+        await events.end(DONE)
 
     status, headers, body = await fetch(sender)
     assert status == 200
@@ -82,7 +82,7 @@ async def test_an_error_before_the_first_event_has_a_status(error: Exception, st
 
 async def test_an_error_in_mid_stream_is_the_last_event() -> None:
     async def sender(events: EventStream) -> None:
-        await events.send(Note("a"))
+        await events.write(event(Note("a")))
         raise EngineError("NaN logits")
 
     status, _, body = await fetch(sender)
@@ -93,3 +93,20 @@ async def test_an_error_in_mid_stream_is_the_last_event() -> None:
     assert error["type"] == "server_error"
     assert "NaN logits" in error["message"]
     assert rest == b""
+
+
+class Letter(msgspec.Struct):
+    to: str
+    text: str
+    end: str | None = None
+
+
+def test_a_text_event_is_the_message_with_its_text() -> None:
+    to = '"text":""'
+    make = TextEvent(Letter(to, ""), "text")
+    for text in ("a", 'say "hi"\n', "ü\u2028😀", ""):
+        assert make(text) == event(Letter(to, text))
+
+
+def test_a_named_event() -> None:
+    assert named_event("note", Note("a")) == b'event: note\ndata: {"text":"a"}\n\n'

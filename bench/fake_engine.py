@@ -1,0 +1,123 @@
+"""An engine process that computes nothing: every token is there at once.
+
+Speaks the engine's real protocol in the place of jaxserve.engine.process, so that a benchmark sees
+the front end alone. Each token is "~" (the model's tokenizer must have it). Environment:
+
+    FAKE_STEPS_PER_S  steps a second, each one token of each request; 0 is as fast as it can
+    FAKE_LOG          a file that gets, at the end, a JSON object: request id -> times of its
+                      tokens (time.monotonic()), and of its abort
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+import checkpoints
+from jaxserve.engine import messages
+from jaxserve.text.tokenizer import load_tokenizer
+from scheduler import SchedulerStats
+
+MAX_MODEL_LEN = 8192
+
+
+class FakeEngine:
+    """Args: steps_per_s: 0 for no limit."""
+
+    def __init__(self, inbox: zmq.Socket, outbox: zmq.Socket, steps_per_s: float) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._period = 1.0 / steps_per_s if steps_per_s else 0.0
+        self._left: dict[str, tuple[int, int]] = {}  # tokens to come of each choice, choices
+        self.sent: dict[str, list[float]] = {}
+        self.aborted: dict[str, float] = {}
+
+    def run(self) -> None:
+        start = self._receive(wait=True)
+        path = checkpoints.pull(start.config.model)
+        self._send(messages.Fetched(str(path)))
+        tokenizer = load_tokenizer(path)
+        self._token = tokenizer.backend.token_to_id("~")
+        ready = messages.Ready(MAX_MODEL_LEN, tokenizer.num_ids, 10_000, 0.0, 0.0, self._stats())
+        self._send(ready)
+        due = time.monotonic()
+        while True:
+            while (message := self._receive(wait=not self._left)) is not None:
+                if isinstance(message, messages.Shutdown):
+                    return
+                self._take(message)
+                if self._left and self._inbox.poll(0) == 0:
+                    break
+            now = time.monotonic()
+            due = max(due + self._period, now - self._period)
+            if due > now:
+                time.sleep(due - now)
+            self._step()
+
+    def _take(self, message: messages.ToEngine) -> None:
+        if isinstance(message, messages.Submit):
+            self._left[message.request_id] = (message.params.max_tokens or 1, message.params.n)
+            self.sent[message.request_id] = []
+        elif isinstance(message, messages.Abort) and message.request_id in self._left:
+            del self._left[message.request_id]
+            self.aborted[message.request_id] = time.monotonic()
+
+    def _step(self) -> None:
+        outputs = []
+        now = time.monotonic()
+        for request_id, (left, n) in list(self._left.items()):
+            reason = "length" if left == 1 else None
+            outputs += [
+                messages.Output(request_id, [self._token], reason, index=i) for i in range(n)
+            ]
+            self.sent[request_id].append(now)
+            if left == 1:
+                del self._left[request_id]
+            else:
+                self._left[request_id] = (left - 1, n)
+        self._send(messages.Outputs(outputs, self._stats()))
+
+    def _stats(self) -> messages.EngineStats:
+        running = len(self._left)
+        return messages.EngineStats(
+            SchedulerStats(running, 0, 0, 9_999, running, 9_999 - running, 0, 0, 0, 0, 0, 0)
+        )
+
+    def _receive(self, wait: bool) -> messages.ToEngine | None:
+        if not wait and not self._inbox.poll(0):
+            return None
+        return messages.decode_to_engine(self._inbox.recv())
+
+    def _send(self, message: messages.ToClient) -> None:
+        self._outbox.send(messages.encode(message))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main(folder: str, parent: str) -> None:
+    if cores := os.environ.get("FAKE_CORES"):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    outbox.set(zmq.SNDHWM, 0)
+    for socket, address in zip((inbox, outbox), messages.addresses(Path(folder)), strict=True):
+        socket.connect(address)
+    engine = FakeEngine(inbox, outbox, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
+    engine.run()
+    if log := os.environ.get("FAKE_LOG"):
+        Path(log).write_text(json.dumps({"sent": engine.sent, "aborted": engine.aborted}))
+    context.destroy(linger=1000)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

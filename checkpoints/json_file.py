@@ -1,0 +1,49 @@
+"""JSON files of a checkpoint's folder. Standard library only: the server process reads them too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from jaxserve.models.fields import Kind, check
+
+
+def read_json(
+    file: Path, fields: Mapping[str, Kind] | None = None, *, optional: bool = False
+) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        fields: what some of its fields must hold.
+        optional: take a file that isn't there for an empty object.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        CheckpointError: it isn't a JSON object, or a field holds something else.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if optional:
+            return {}
+        raise ModelNotFoundError(f"{file.parent}: there is no {file.name} in it") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    with naming(file):
+        check(value, fields or {})
+    return value
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong with its contents."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise type(error)(f"{file}: {error}") from None

@@ -1,0 +1,54 @@
+"""`jaxserve run-batch`: a file of requests, in OpenAI's batch format, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from jaxserve.cli import flags
+from jaxserve.config import EngineConfig
+
+SUMMARY = "answer a file of requests, in OpenAI's batch format"
+MAX_IN_FLIGHT = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("-i", "--input-file"), type=Path, required=True, metavar="FILE", help="a request a line"
+    )
+    parser.add_argument(
+        *("-o", "--output-file"),
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="gets an answer a line; a file that is there already is gone on with",
+    )
+    parser.add_argument(
+        "--max-in-flight",
+        type=int,
+        default=MAX_IN_FLIGHT,
+        metavar="INT",
+        help=f"most requests at once (default: {MAX_IN_FLIGHT})",
+    )
+    flags.add_flags(parser, EngineConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    from jaxserve.server.batch import run_batch
+
+    tally = asyncio.run(
+        run_batch(
+            flags.build(EngineConfig, args),
+            args.input_file,
+            args.output_file,
+            args.max_in_flight,
+            progress=sys.stderr.isatty(),
+        )
+    )
+    print(
+        f"{tally.total} requests: {tally.before} answered before, "
+        f"{tally.total - tally.before} now, {tally.failed} of them with an error"
+    )
+    return 0

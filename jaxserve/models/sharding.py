@@ -1,0 +1,44 @@
+"""Where parameters lie on a mesh of devices: the one place that maps logical axes to mesh axes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# Attention is cut by kv heads, each with its group of query heads; what isn't here is whole on
+# every device.
+MESH_AXES: Mapping[str, str] = {
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "expert": "expert",
+}
+
+Shardings = Mapping[tuple[Hashable, ...], NamedSharding]
+
+
+def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
+    """Parameter path -> sharding, by the logical axes that each parameter names.
+
+    Args:
+        parameters: a model's, abstract or not.
+        mesh: axes of other names than MESH_AXES' values cut nothing.
+    """
+    return {
+        path: _sharding(variable.get_metadata("out_sharding"), variable.shape, mesh)
+        for path, variable in nnx.to_flat_state(parameters)
+    }
+
+
+def _sharding(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    cuts: list[str | None] = []
+    for name, size in zip(axes, shape, strict=True):
+        axis = MESH_AXES.get(name or "")
+        # A dimension that can't be cut evenly stays whole.
+        fits = axis in mesh.shape and axis not in cuts and size % mesh.shape[axis] == 0
+        cuts.append(axis if fits else None)
+    return NamedSharding(mesh, PartitionSpec(*cuts))

@@ -1,0 +1,111 @@
+"""The handler of POST /v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.server import generation
+from jaxserve.server.bodies import parse, read_json, renaming
+from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.generation import TokenCount
+from jaxserve.server.logprobs import LogprobsWriter
+from jaxserve.server.prompts import ChatPrompt, Conversation
+from jaxserve.server.responses import new_id
+from jaxserve.server.responses_api.builder import ResponseBuilder
+from jaxserve.server.responses_api.items import to_messages
+from jaxserve.server.responses_api.request import NAMES, UNSUPPORTED, ResponsesRequest
+from jaxserve.server.responses_api.wire import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseUsage,
+)
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    serving = request.app[SERVING]
+    body = parse(await read_json(request), ResponsesRequest, UNSUPPORTED)
+    serving.check_model(body.model)
+    with renaming(NAMES):
+        params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
+        prompt = await generation.off_loop(request, render, serving, body, params)
+    if prompt.shows_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    batches = generation.submit(serving, [prompt.ids], params)
+    count = TokenCount(len(prompt.ids))
+    parser = prompt.parts.start()
+    builder = ResponseBuilder(
+        begin(serving, body, params),
+        parser,
+        LogprobsWriter(serving.client.tokenizer),
+        serving.new_call_id,
+    )
+
+    def end() -> Iterator[bytes]:
+        return builder.end(count_usage(serving, count, parser.thought))
+
+    if body.stream:
+        return await generation.stream(
+            request, batches, builder.feed, end, count, on_error=builder.fail
+        )
+    (output,) = await generation.gather(batches, 1, count)
+    # The events themselves are of no use here.
+    for _ in (*builder.feed(output), *end()):
+        pass
+    return generation.json_response(builder.response)
+
+
+def render(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> ChatPrompt:
+    """The prompt, by the model's chat template.
+
+    Raises:
+        InvalidRequestError: an item is malformed or unsupported, the template refuses them or
+            knows nothing of what it is given, or the prompt is too long.
+    """
+    messages = to_messages(body.input, body.instructions)
+    effort = body.reasoning.effort if body.reasoning else None
+    conversation = Conversation(messages, body.tool_use(), {}, {"reasoning_effort": effort})
+    return conversation.render(serving, params)
+
+
+def begin(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> Response:
+    """The response before there is any output."""
+    text = msgspec.to_builtins(body.text) if body.text else {}
+    return Response(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        model=serving.names[0],
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        text={"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        reasoning={"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        tools=list(body.tools or ()),
+        tool_choice=body.tool_choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        metadata=body.metadata or {},
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+    )
+
+
+def count_usage(serving: Serving, count: TokenCount, thought: str) -> ResponseUsage:
+    """Args: thought: the reasoning's text, whose tokens are counted anew."""
+    tokenizer = serving.client.tokenizer
+    thoughts = len(tokenizer.encode(thought, add_special_tokens=False)) if thought else 0
+    return ResponseUsage(
+        count.prompt,
+        InputTokensDetails(count.cached),
+        count.completion,
+        OutputTokensDetails(min(thoughts, count.completion)),
+        count.prompt + count.completion,
+    )

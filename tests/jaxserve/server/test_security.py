@@ -1,0 +1,139 @@
+"""Keys, browsers and certificates. No engine is needed: what is let in fails behind the door."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from jaxserve.config import ServerConfig
+from jaxserve.engine.client import EngineClient
+from jaxserve.errors import ConfigError
+from jaxserve.server.app import create_app
+from jaxserve.server.keys import Keys
+from jaxserve.server.tls import tls_context
+
+PAGE = "https://page.example"
+
+
+async def client_of(config: ServerConfig, keys: Keys) -> AsyncIterator[TestClient[Any, Any]]:
+    app = create_app(cast(EngineClient, None), config, keys)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[TestClient[Any, Any]]:
+    config = ServerConfig(served_model_names=("m",), allowed_origins=(PAGE,))
+    async for client in client_of(config, Keys(["secret", "other"])):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "header", [None, "secret", "Basic secret", "Bearer", "Bearer wrong", "Bearer secret x"]
+)
+async def test_no_way_in_without_a_key(http: TestClient[Any, Any], header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for path in ("/v1/models/m", "/load", "/nowhere"):
+        response = await http.get(path, headers=headers)
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        error = (await response.json())["error"]
+        assert error["code"] == "invalid_api_key"
+        assert "wrong" not in error["message"]
+
+
+@pytest.mark.parametrize("header", ["Bearer secret", "bearer other", "Bearer  secret "])
+async def test_each_key_opens(http: TestClient[Any, Any], header: str) -> None:
+    response = await http.get("/load", headers={"Authorization": header})
+    assert response.status == 200
+    assert await response.json() == {"server_load": 0}
+
+
+async def test_probes_need_no_key(http: TestClient[Any, Any]) -> None:
+    for path in ("/version", "/metrics"):
+        assert (await http.get(path)).status == 200
+
+
+def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("two\n\n  three  \n")
+    config = ServerConfig(api_key=("one",), api_key_file=str(file))
+    keys = Keys.load(config, {"JAXSERVE_API_KEY": "four, five"})
+    salts = [keys.find(key) for key in ("one", "two", "three", "four", "five")]
+    assert None not in salts
+    assert len(set(salts)) == 5
+    assert keys.find("six") is None
+    assert keys.find("") is None
+    assert not Keys.load(ServerConfig(), {})
+    assert "'one'" not in repr(config)
+    for broken in (ServerConfig(api_key_file=str(tmp_path / "none")), ServerConfig(api_key=("",))):
+        with pytest.raises(ConfigError, match="api_key"):
+            Keys.load(broken, {})
+
+
+async def test_a_browser_may_ask_first(http: TestClient[Any, Any]) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a, y"}
+    response = await http.options("/v1/chat/completions", headers={"Origin": PAGE, **asks})
+    assert response.status == 204
+    assert response.headers["Access-Control-Allow-Origin"] == PAGE
+    assert "POST" in response.headers["Access-Control-Allow-Methods"]
+    assert response.headers["Access-Control-Allow-Headers"] == "x-a, y"
+    stranger = await http.options("/v1/chat/completions", headers={"Origin": "https://x", **asks})
+    assert stranger.status == 401
+    assert "Access-Control-Allow-Origin" not in stranger.headers
+
+
+async def test_a_page_may_read_answers_and_errors(http: TestClient[Any, Any]) -> None:
+    for path, status in (("/version", 200), ("/load", 401)):
+        response = await http.get(path, headers={"Origin": PAGE})
+        assert response.status == status
+        assert response.headers["Access-Control-Allow-Origin"] == PAGE
+        assert response.headers["Vary"] == "Origin"
+        assert "X-Request-Id" in response.headers["Access-Control-Expose-Headers"]
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+async def test_any_origin() -> None:
+    async for http in client_of(ServerConfig(allowed_origins=("*",)), Keys()):
+        response = await http.get("/version", headers={"Origin": PAGE})
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+async def test_https(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = tls_context(ServerConfig(ssl_certfile=certificate, ssl_keyfile=key))
+    server = TestServer(create_app(cast(EngineClient, None), ServerConfig()), scheme="https")
+    await server.start_server(ssl=context)
+    async with TestClient(server) as http:
+        trusting = ssl.create_default_context(cafile=certificate)
+        assert (await http.get("/version", ssl=trusting)).status == 200
+
+
+def test_unusable_certificates_are_told_before_the_model_loads(tmp_path: Path) -> None:
+    assert tls_context(ServerConfig()) is None
+    (tmp_path / "cert.pem").write_text("nonsense")
+    for name in ("cert.pem", "none.pem"):
+        with pytest.raises(ConfigError, match="certificate"):
+            tls_context(ServerConfig(ssl_certfile=str(tmp_path / name)))
+    with pytest.raises(ConfigError, match="ssl_certfile"):
+        ServerConfig(ssl_keyfile="key.pem")

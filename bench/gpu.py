@@ -1,4 +1,5 @@
-"""The Triton kernels on a GPU: right or wrong, and how fast against the machine's own limits.
+"""The Triton kernels on a GPU: right or wrong, and how fast against the machine's own limits; and
+what the sampler costs a step (see bench.sampling).
 
     python -m bench.gpu
 
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bench import sampling
 from bench.paged_inputs import Shape, repeat
 from pallas_kernels import paged_attention, triton_attention, write_kv
 
@@ -170,6 +172,16 @@ def peer(measure: Callable[[Shape], float], shape: Shape) -> float | None:
         return None
 
 
+def sampler(row_counts: tuple[int, ...], vocab: int) -> dict[str, float]:
+    """Prints and returns the sampler's milliseconds a step."""
+    figures = {}
+    for rows in row_counts:
+        measured = sampling.measure(rows, vocab, SAMPLES)
+        print(f"sampler, {rows} x {vocab}, ms: {measured}", flush=True)
+        figures |= {f"sampler_{name}_{rows}_ms": value for name, value in measured.items()}
+    return figures
+
+
 def main() -> int:
     if jax.default_backend() != "gpu":
         print("bench.gpu needs a CUDA device; this process has none")
@@ -210,6 +222,7 @@ def main() -> int:
             figures |= {f"{key}_{p}_us": s and round(s * 1e6, 1) for p, s in peers.items()}
             columns = "".join(f"{s * 1e6:10.1f}" if s else f"{'-':>10s}" for s in peers.values())
             print(f"{key:24s}{ours_s * 1e6:9.1f}{100 * ideal / ours_s:9.1f}%{columns}", flush=True)
+    figures |= sampler((1, 32, 256), 128_256)
     gain = figures["decode_64x4096_us"] / figures["decode_64x4096_e4m3_us"]
     figures |= {"e4m3_gain": round(gain, 2), "seconds": round(time.perf_counter() - started, 1)}
     print(f"e4m3 decode is {gain:.2f} times bf16's speed; {figures['seconds']} s in all")

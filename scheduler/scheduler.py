@@ -503,6 +503,11 @@ class Scheduler:
         """Whether any request has yet to end."""
         return self._registry.num_live > 0
 
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether a row can't be planned before the results of the steps in flight."""
+        return bool(self._verifying)
+
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content (new weights); refused (False) while blocks are used."""
         return self.tables.pool.reset()

@@ -186,11 +186,16 @@ class EngineCore:
         """One turn of the loop: starts the next step, then hands out the tokens of the last one.
 
         With overlap the step just started runs on while the tokens are handed out; without, the
-        same step is awaited at once.
+        same step is awaited at once. Where a row can't be planned before its last token is known
+        (a grammar, a beam), the last step's tokens come first: a step that left it out would cost
+        more than the pause.
         """
         self._clock.look(self._in_flight is not None and self._in_flight.handle.ready)
         outputs = self._admit_compiled()
         with self._guard:
+            if self._in_flight is not None and self._scheduler.awaits_tokens:
+                done, self._in_flight = self._in_flight, None
+                outputs += self._hand_out(done)
             plan = self._scheduler.schedule()
             in_flight = [self._in_flight] if self._in_flight is not None else []
             try:

@@ -226,8 +226,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         """Raises InvalidRequestError for a value out of range.
 
         Args:
-            defaults: of the fields that the request leaves out.
+            defaults: of the fields that the request leaves out; a beam search draws nothing, and
+                so has none.
         """
+        if self.use_beam_search:
+            defaults = NO_DEFAULTS
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(

@@ -44,6 +44,20 @@ def test_no_row_is_planned_while_its_token_is_in_flight() -> None:
     assert scheduler.stats().blocks_used == 0
 
 
+def test_it_says_when_results_must_come_before_the_next_plan() -> None:
+    scheduler = Scheduler(CONFIG)
+    scheduler.add_request(request("p", False))
+    scheduler.schedule()
+    assert not scheduler.awaits_tokens
+    scheduler = Scheduler(CONFIG)
+    scheduler.add_request(request("g", True))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert scheduler.awaits_tokens
+    scheduler.update(plan, [1])
+    assert not scheduler.awaits_tokens
+
+
 def test_samples_share_the_prompt_and_each_gets_all_its_tokens() -> None:
     scheduler = Scheduler(CONFIG)
     scheduler.add_request(request("g", True, n=3))

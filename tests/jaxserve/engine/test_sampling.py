@@ -176,6 +176,19 @@ def test_outputs_match_their_grammar(
         assert output.finish_reason == "stop"
 
 
+def test_a_structured_output_gets_a_token_in_every_step(llm: LLM, prompts: list[list[int]]) -> None:
+    grammar = StructuredOutputsParams(regex="[a-z]{40}")
+    plain = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    structured = SamplingParams(structured_outputs=grammar, seed=1, max_tokens=20)
+    llm.core.submit(llm._intake.submission("plain", prompts[1], plain))
+    llm.core.submit(llm._intake.submission("structured", prompts[1], structured))
+    got = []
+    while llm.core.has_work:
+        got.append(sum(len(o.token_ids) for o in llm.core.step() if o.request_id == "structured"))
+    first = got.index(1)
+    assert got[first : first + 20] == [1] * 20
+
+
 def test_json_follows_its_schema_or_is_cut(llm: LLM, prompts: list[list[int]]) -> None:
     schema = {
         "type": "object",

@@ -262,7 +262,9 @@ def test_best_of_makes_more_than_it_returns() -> None:
 
 def test_a_beam_search_is_as_wide_as_best_of_or_n() -> None:
     asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "length_penalty": 0.5}
-    assert parse_chat(**asked).to_sampling_params().beam_search == BeamSearchParams(2, 0.5)
+    model_defaults = {"top_p": 0.9, "repetition_penalty": 1.1}
+    params = parse_chat(**asked).to_sampling_params(model_defaults)
+    assert params.beam_search == BeamSearchParams(2, 0.5)
     params = parse_text(**asked, best_of=4, early_stopping="never").to_sampling_params()
     assert (params.n, params.beam_search) == (2, BeamSearchParams(4, 0.5, "never"))
     for fields, param in (

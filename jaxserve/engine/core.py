@@ -15,6 +15,7 @@ from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
+from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineError, InvalidRequestError
@@ -112,6 +113,7 @@ class EngineCore:
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
+            cache=describe_cache(limits),
             stats=EngineStats(self.stats),
         )
 

@@ -194,8 +194,13 @@ class EngineCore:
         outputs = self._admit_compiled()
         with self._guard:
             if self._in_flight is not None and self._scheduler.awaits_tokens:
-                done, self._in_flight = self._in_flight, None
-                outputs += self._hand_out(done)
+                last = self._in_flight
+                try:
+                    results = last.handle.wait()
+                except Exception as error:
+                    return outputs + self._lose_state(error, [last.plan])
+                self._in_flight = None
+                outputs += self._hand_out(last, results)
             plan = self._scheduler.schedule()
             in_flight = [self._in_flight] if self._in_flight is not None else []
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.clock import StepClock
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
-from jaxserve.engine.handle import StepHandle, StepResults
+from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
+from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineError, InvalidRequestError
@@ -47,6 +49,18 @@ class InFlight:
     plan: StepPlan
     handle: StepHandle
     started: float
+
+
+class _StepFailure(Exception):
+    """A step failed as a whole.
+
+    Args:
+        plan: the step's, if it isn't in flight yet.
+    """
+
+    def __init__(self, error: Exception, plan: StepPlan | None = None) -> None:
+        super().__init__(str(error))
+        self.error, self.plan = error, plan
 
 
 class EngineCore:
@@ -89,7 +103,7 @@ class EngineCore:
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
-        self._in_flight: InFlight | None = None
+        self._flights: deque[InFlight] = deque()  # oldest first
         self._faults = 0  # steps in a row that failed as a whole
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
@@ -99,6 +113,7 @@ class EngineCore:
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
+            cache=describe_cache(limits),
             stats=EngineStats(self.stats),
         )
 
@@ -110,9 +125,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return (
-            self._in_flight is not None or self._scheduler.has_unfinished or len(self._grammars) > 0
-        )
+        return bool(self._flights) or self._scheduler.has_unfinished or len(self._grammars) > 0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -190,56 +203,51 @@ class EngineCore:
         (a grammar, a beam), the last step's tokens come first: a step that left it out would cost
         more than the pause.
         """
-        self._clock.look(self._in_flight is not None and self._in_flight.handle.ready)
+        self._clock.look(bool(self._flights) and self._flights[0].handle.ready)
         outputs = self._admit_compiled()
         with self._guard:
-            if self._in_flight is not None and self._scheduler.awaits_tokens:
-                done, self._in_flight = self._in_flight, None
-                outputs += self._hand_out(done)
-            plan = self._scheduler.schedule()
-            in_flight = [self._in_flight] if self._in_flight is not None else []
             try:
+                if self._flights and self._scheduler.awaits_tokens:
+                    outputs += self._hand_out()
+                plan = self._scheduler.schedule()
                 if plan is not None:
-                    outputs += _admissions(plan)
-                    handle = self._runner.dispatch(plan)
-                    in_flight.append(InFlight(plan, handle, self._clock.started()))
-                done = None
-                if len(in_flight) > (self._overlap and plan is not None):
-                    done = in_flight[0]
-                    results = done.handle.wait()
-            except Exception as error:
-                plans = [step.plan for step in in_flight]
-                if plan is not None and plan not in plans:
-                    plans.append(plan)
-                return outputs + self._lose_state(error, plans)
-            self._faults = 0
-            for sequence, reason in self._runner.take_failures():
-                outputs.append(self._fail(sequence, reason))
-            self._in_flight = in_flight[-1] if in_flight and in_flight[-1] is not done else None
-            if done is not None:
-                outputs += self._hand_out(done, results)
+                    outputs += self._dispatch(plan)
+                if len(self._flights) > (self._overlap and plan is not None):
+                    outputs += self._hand_out()
+            except _StepFailure as failure:
+                outputs += self._lose_state(failure)
         if not self.has_work:
             self._clock.rest()
         return outputs
 
-    def _lose_state(self, error: Exception, plans: list[StepPlan]) -> list[Output]:
+    def _dispatch(self, plan: StepPlan) -> list[Output]:
+        """Starts a step; news of the requests it admits, and of those that can't go on."""
+        try:
+            handle = self._runner.dispatch(plan)
+        except Exception as error:
+            raise _StepFailure(error, plan) from error
+        self._flights.append(InFlight(plan, handle, self._clock.started()))
+        failures = self._runner.take_failures()
+        return _admissions(plan) + [self._fail(sequence, reason) for sequence, reason in failures]
+
+    def _lose_state(self, failure: _StepFailure) -> list[Output]:
         """After a step that failed as a whole: its KV is lost, and with it all started requests.
 
         Those that wait go on, with a new state of the device.
 
-        Args:
-            plans: those in flight, oldest first.
-
         Raises:
-            Exception: `error`, when too many steps in a row have failed: no request is to blame.
+            Exception: the cause, when too many steps in a row have failed: no request is to blame.
         """
+        error, plans = failure.error, [flight.plan for flight in self._flights]
+        if failure.plan is not None:
+            plans.append(failure.plan)
         lost = self._scheduler.started()
         log.error("a step failed; %d requests are lost with it", len(lost), exc_info=error)
         for request_id in lost:
             self.abort(request_id)
         for plan in plans:
             self._scheduler.update(plan, [0] * (len(plan.decode_slots) + len(plan.chunks)))
-        self._in_flight = None
+        self._flights.clear()
         self._scheduler.reset_prefix_cache()
         self._runner.take_failures()
         self._runner.reset()
@@ -254,7 +262,7 @@ class EngineCore:
 
     def _admit_compiled(self) -> list[Output]:
         """Requests whose grammar is ready join the scheduler; news of those refused."""
-        busy = self._in_flight is not None or self._scheduler.has_unfinished
+        busy = bool(self._flights) or self._scheduler.has_unfinished
         outputs = []
         for message, future in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
             try:
@@ -264,8 +272,15 @@ class EngineCore:
             outputs += [refusal] if refusal else []
         return outputs
 
-    def _hand_out(self, done: InFlight, results: StepResults) -> list[Output]:
-        self._clock.ended(done.started, more=self._in_flight is not None)
+    def _hand_out(self) -> list[Output]:
+        """Awaits the oldest step in flight; news of what it drew."""
+        try:
+            results = self._flights[0].handle.wait()
+        except Exception as error:
+            raise _StepFailure(error) from error
+        done = self._flights.popleft()
+        self._faults = 0
+        self._clock.ended(done.started, more=bool(self._flights))
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)
         logprobs, embeddings = results.logprobs, results.embeddings

@@ -48,13 +48,8 @@ class EngineProcess:
         except JaxserveError as error:
             return self._fail(str(error))
         ready = core.ready
-        log.info(
-            "loaded in %.1f s, ready in %.1f s: %d KV blocks, %d tokens of context",
-            ready.load_s,
-            ready.ready_s,
-            ready.num_blocks,
-            ready.max_model_len,
-        )
+        log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
+        log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._send(ready)
         return self._serve(core)
 

@@ -74,6 +74,8 @@ def test_ctrl_c_ends_a_generation_with_130_and_leaves_no_process(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Shells start background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.read(1)

@@ -119,7 +119,7 @@ def _shared_prefix(config: DatasetConfig, draws: random.Random) -> list[Conversa
     prefixes = [random_text(shared, draws) for _ in range(groups)]
     order = [*range(groups), *draws.choices(range(groups), k=total - groups)]
     draws.shuffle(order)
-    conversations = []
+    conversations: list[Conversation] = []
     for group in order:
         own = random_text(config.input_tokens - shared, draws)
         text = f"{prefixes[group]} {own}" if shared else own

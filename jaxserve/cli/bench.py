@@ -74,7 +74,7 @@ def _serve(args: argparse.Namespace) -> int:
         total=sum(map(len, conversations)), unit="request", disable=not sys.stderr.isatty()
     ) as bar:
         done = asyncio.run(drive(load, conversations, warm_up, dataset.seed, bar.update))
-    figures = {
+    figures: Figures = {
         "benchmark": "serve",
         "base_url": load.base_url,
         "model": done.model,
@@ -86,7 +86,8 @@ def _serve(args: argparse.Namespace) -> int:
         "max_concurrency": load.max_concurrency,
         "ramp_up_s": load.ramp_up,
         "ignore_eos": load.ignore_eos,
-    } | summarise(done.outcomes, done.duration_s, load.limits_ms())
+        **summarise(done.outcomes, done.duration_s, load.limits_ms()),
+    }
     failed = next((outcome for outcome in done.outcomes if outcome.error is not None), None)
     if failed is not None:
         print(f"jaxserve: first failure, {failed.error}: {failed.detail}", file=sys.stderr)

@@ -86,3 +86,12 @@ def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) 
         main([command, "--help"])
     assert exit_.value.code == 0
     assert "usage: jaxserve " + command in capsys.readouterr().out
+
+
+def test_words_give_the_settings_back() -> None:
+    for settings in (
+        EngineConfig(),
+        EngineConfig("x", max_num_seqs=4, kv_cache_memory=GIB, overlap=False, forbid_compile=True),
+        ServerConfig(served_model_names=("a", "b"), drain_timeout=2.5),
+    ):
+        assert parse(type(settings), *flags.words(settings)) == settings

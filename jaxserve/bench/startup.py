@@ -29,9 +29,9 @@ def startup(model: Path, flags: Sequence[str], warm_rounds: int) -> Figures:
         EngineDeadError: a server ended before it was ready; its stderr, which is ours, says why.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as cache:
-        cold_s = _seconds_to_ready(model, flags, cache)
+        cold_s = seconds_to_ready(model, flags, cache)
         stored = [file.stat().st_size for file in Path(cache).rglob("*") if file.is_file()]
-        warm_s = [_seconds_to_ready(model, flags, cache) for _ in range(warm_rounds)]
+        warm_s = [seconds_to_ready(model, flags, cache) for _ in range(warm_rounds)]
     return {
         "benchmark": "startup",
         "model": str(model),
@@ -44,7 +44,12 @@ def startup(model: Path, flags: Sequence[str], warm_rounds: int) -> Figures:
     }
 
 
-def _seconds_to_ready(model: Path, flags: Sequence[str], cache: str) -> float:
+def seconds_to_ready(model: Path, flags: Sequence[str], cache: str) -> float:
+    """Starts a server on a free port, and stops it once it is ready.
+
+    Args:
+        cache: folder of its compiled programs.
+    """
     environment = os.environ | {"JAXSERVE_CACHE": cache}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # it would win
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), *flags]

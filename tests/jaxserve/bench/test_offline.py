@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jaxserve.bench.offline import latency, throughput
 from jaxserve.bench.settings import DatasetConfig, LatencyConfig
-from jaxserve.bench.startup import startup
+from jaxserve.bench.startup import seconds_to_ready, startup
 from jaxserve.cli import flags
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, cache_dir
 from jaxserve.errors import ConfigError, EngineDeadError
 
 pytestmark = pytest.mark.slow
@@ -42,11 +45,14 @@ def test_latency(engine: EngineConfig) -> None:
     assert 0 < least <= median <= worst  # type: ignore[operator]
 
 
-def test_startup_compiles_once(tiny_llama: Path) -> None:
-    config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, kv_cache_memory=2**20)
-    figures = startup(tiny_llama, flags.words(config), warm_rounds=1)
-    assert 0 < figures["min_warm_start_s"] == figures["max_warm_start_s"]  # type: ignore[operator]
-    assert figures["compiled_cache_mib"] > 0  # type: ignore[operator]
+def test_a_start_is_timed_and_leaves_nothing(engine: EngineConfig) -> None:
+    """With the programs that the other tests have compiled: startup() itself compiles anew."""
+    words = flags.words(replace(engine, model=EngineConfig().model))
+    began = time.perf_counter()
+    seconds = seconds_to_ready(Path(engine.model), words, str(cache_dir()))
+    assert 0 < seconds < time.perf_counter() - began
+    me = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    assert me.read_text().split() == []
 
 
 def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:

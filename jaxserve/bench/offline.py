@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import Conversation, make_dataset
@@ -26,7 +27,8 @@ def throughput(engine: EngineConfig, dataset: DatasetConfig, *, progress: bool) 
     if dataset.dataset == "multi-turn":
         raise ConfigError("multi-turn needs a server: bench serve")
     llm = LLM(**asdict(engine), progress=progress)
-    conversations = make_dataset(dataset, lambda text: len(llm.tokenizer.encode(text)))
+    encode = partial(llm.tokenizer.encode, add_special_tokens=False)
+    conversations = make_dataset(dataset, lambda text: len(encode(text)))
     _generate(llm, ["warm up"], [2])
     seconds, outputs = _timed(llm, conversations)
     prompt = sum(len(output.prompt_token_ids) for output in outputs)

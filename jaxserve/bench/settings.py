@@ -96,6 +96,8 @@ class LoadConfig:
                 raise ConfigError(f"{name} must be 0 or more; it was {getattr(self, name)}")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1; it was {self.max_concurrency}")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url must begin with http:// or https://: {self.base_url!r}")
         self.limits_ms()
 
     def limits_ms(self) -> dict[str, float]:

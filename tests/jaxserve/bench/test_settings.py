@@ -26,7 +26,7 @@ def test_limits_of_a_good_request() -> None:
 
 
 def test_settings_out_of_range_are_told() -> None:
-    for wrong in ({"request_rate": 0.0}, {"burstiness": -1.0}, {"max_concurrency": 0}):
+    for wrong in ({"request_rate": 0.0}, {"burstiness": -1.0}, {"base_url": "host:8000"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LoadConfig(**wrong)
     with pytest.raises(ConfigError, match="need each other"):

@@ -51,6 +51,7 @@ def fuzz(command: str, url: str, examples: int, minutes: float) -> Counter[str]:
             ],
             stdout=subprocess.PIPE,
             text=True,
+            cwd=folder,  # it leaves its examples there
         )
         print(done.stdout[-3000:], file=sys.stderr)
         entries = json.loads(report.read_text())["log"]["entries"]

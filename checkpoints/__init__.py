@@ -7,8 +7,22 @@ from pathlib import Path
 from checkpoints.base import Checkpoint
 from checkpoints.hub import pull
 from jaxserve.errors import ModelNotFoundError
+from jaxserve.models.config import ModelConfig
 
-__all__ = ["Checkpoint", "open_checkpoint", "pull"]
+__all__ = ["Checkpoint", "open_checkpoint", "pull", "read_model_config"]
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """The config of the model at path; a folder needs no weights for it.
+
+    Raises:
+        ModelError: as open_checkpoint().
+    """
+    if (path / "config.json").exists():
+        from checkpoints.safetensors_folder import read_config
+
+        return read_config(path)
+    return open_checkpoint(path).config
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
+from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineError, InvalidRequestError
@@ -112,6 +114,7 @@ class EngineCore:
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
+            cache=describe_cache(limits),
             stats=EngineStats(self.stats),
         )
 
@@ -193,8 +196,12 @@ class EngineCore:
             if sequence.index == index:
                 self._scheduler.end(sequence)
 
-    def step(self) -> list[Output]:
+    def step(self, meanwhile: Callable[[], None] | None = None) -> list[Output]:
         """One turn of the loop: starts the next step, then hands out the tokens of the last one.
+
+        Args:
+            meanwhile: called again and again while the device is busy; it may submit and abort,
+                and should take about a millisecond.
 
         With overlap the step just started runs on while the tokens are handed out; without, the
         same step is awaited at once. Where a row can't be planned before its last token is known
@@ -206,12 +213,12 @@ class EngineCore:
         with self._guard:
             try:
                 if self._flights and self._scheduler.awaits_tokens:
-                    outputs += self._hand_out()
+                    outputs += self._hand_out(meanwhile)
                 plan = self._scheduler.schedule()
                 if plan is not None:
                     outputs += self._dispatch(plan)
                 if len(self._flights) > (self._overlap and plan is not None):
-                    outputs += self._hand_out()
+                    outputs += self._hand_out(meanwhile)
             except _StepFailure as failure:
                 outputs += self._lose_state(failure)
         if not self.has_work:
@@ -270,8 +277,10 @@ class EngineCore:
             outputs += [refusal] if refusal else []
         return outputs
 
-    def _hand_out(self) -> list[Output]:
+    def _hand_out(self, meanwhile: Callable[[], None] | None) -> list[Output]:
         """Awaits the oldest step in flight; news of what it drew."""
+        while meanwhile is not None and not self._flights[0].handle.ready:
+            meanwhile()
         try:
             results = self._flights[0].handle.wait()
         except Exception as error:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxserve.config import GIB, EngineConfig, cache_dir
 from jaxserve.engine.cache_layout import CacheLayout
 from jaxserve.engine.loader import ModelOutline
+from jaxserve.engine.machine import Machine
 from jaxserve.engine.paged_cache import bytes_per_block
 from jaxserve.errors import ConfigError
 from scheduler import longest_sequence
@@ -17,13 +18,6 @@ from scheduler import longest_sequence
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
 GPU_STEP_BYTES = 2 * GIB  # left for the activations of the largest step
-
-
-def resolve_dtype(config: EngineConfig) -> jnp.dtype:
-    """bfloat16 on a GPU, float32 on a CPU, unless the config says otherwise."""
-    if config.dtype != "auto":
-        return jnp.dtype(config.dtype)
-    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
 
 
 def use_compilation_cache() -> None:
@@ -46,23 +40,28 @@ class EngineLimits:
     Args:
         layout: how the layers share the pool.
         num_blocks: blocks in the pool, the null block among them.
+        bytes_per_block: over all of the pool's buffers, K and V together.
         max_model_len: tokens of prompt and output; never more than the pool can hold.
     """
 
     layout: CacheLayout
     num_blocks: int
+    block_size: int
+    bytes_per_block: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
 
     @classmethod
-    def resolve(cls, config: EngineConfig, model: ModelOutline, dtype: jnp.dtype) -> EngineLimits:
-        """Decides the limits for a model.
+    def resolve(
+        cls, config: EngineConfig, model: ModelOutline, dtype: jnp.dtype, machine: Machine
+    ) -> EngineLimits:
+        """Decides the limits for a model on a machine.
 
         Raises:
             ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
         """
-        on_cpu = jax.default_backend() == "cpu"
+        on_cpu = machine.on_cpu
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
         if wanted > context:
@@ -71,9 +70,7 @@ class EngineLimits:
             )
         tokens = config.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
         layout = CacheLayout.choose(model.cache_specs, config.block_size, wanted, tokens)
-        memory = config.kv_cache_memory or (
-            CPU_KV_BYTES if on_cpu else _gpu_kv_bytes(config.gpu_memory_utilization, model.nbytes)
-        )
+        memory = config.kv_cache_memory or _spare_bytes(machine, config, model.nbytes)
         per_block = bytes_per_block(layout.buffers, config.block_size, dtype)
         num_blocks = memory // per_block
         if num_blocks <= len(layout.groups):
@@ -85,18 +82,32 @@ class EngineLimits:
         return cls(
             layout=layout,
             num_blocks=num_blocks,
+            block_size=config.block_size,
+            bytes_per_block=per_block,
             max_model_len=min(wanted, longest),
             max_num_seqs=config.max_num_seqs or (CPU_SEQS if on_cpu else GPU_SEQS),
             max_num_batched_tokens=tokens,
         )
 
+    def capacity(self, tokens: int) -> int:
+        """Requests of so many tokens that the pool holds at once."""
+        blocks = -(-tokens // self.block_size)
+        held = sum(
+            group.most_blocks(blocks, self.block_size, self.max_num_batched_tokens)
+            for group in self.layout.groups
+        )
+        return (self.num_blocks - 1) // held
 
-def _gpu_kv_bytes(utilization: float, weights: int) -> int:
-    stats = jax.local_devices()[0].memory_stats() or {}
-    free = int(stats["bytes_limit"] * utilization) - weights - GPU_STEP_BYTES
+
+def _spare_bytes(machine: Machine, config: EngineConfig, weights: int) -> int:
+    """What the KV cache may take."""
+    if machine.gpu_bytes is None:
+        return CPU_KV_BYTES
+    usable = int(machine.gpu_bytes * config.gpu_memory_utilization)
+    free = usable - weights - GPU_STEP_BYTES
     if free <= 0:
         raise ConfigError(
-            "the weights leave no GPU memory for the KV cache: raise gpu_memory_utilization, or "
-            "take a smaller model"
+            f"the weights take {weights} of the GPU's {usable} bytes and leave none for the KV "
+            "cache: raise gpu_memory_utilization, or take a smaller model"
         )
     return free

@@ -111,6 +111,7 @@ class Ready(Message, frozen=True):
         max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
         vocab_size: rows of the model's embedding; token ids must be below.
         num_blocks: blocks in the KV pool.
+        cache: the KV pool in words.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
         stats: the first reading.
     """
@@ -120,6 +121,7 @@ class Ready(Message, frozen=True):
     num_blocks: int
     load_s: float
     ready_s: float
+    cache: str
     stats: EngineStats
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from jaxserve.text.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
+POLL_MS = 1  # between looks at the device while it is busy
 
 
 class EngineProcess:
@@ -30,6 +32,8 @@ class EngineProcess:
 
     def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
         self._inbox, self._outbox = inbox, outbox
+        self._refusals: list[messages.Output] = []  # still to be told
+        self._ending = False
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -48,41 +52,44 @@ class EngineProcess:
         except JaxserveError as error:
             return self._fail(str(error))
         ready = core.ready
-        log.info(
-            "loaded in %.1f s, ready in %.1f s: %d KV blocks, %d tokens of context",
-            ready.load_s,
-            ready.ready_s,
-            ready.num_blocks,
-            ready.max_model_len,
-        )
+        log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
+        log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._send(ready)
         return self._serve(core)
 
     def _serve(self, core: EngineCore) -> int:
-        while True:
-            news: list[messages.Output] = []
-            wait, freed = not core.has_work, False
-            while (message := self._receive(wait)) is not None:
-                wait = False
-                if isinstance(message, messages.Shutdown):
-                    return 0
-                if isinstance(message, messages.Ask):
+        while not self._ending:
+            if not core.has_work:
+                self._inbox.poll()
+            self._take_messages(core)
+            outputs = core.step(partial(self._meanwhile, core)) if core.has_work else []
+            news, self._refusals = self._refusals + outputs, []
+            self._send(messages.Outputs(news, core.report()))
+        return 0
+
+    def _meanwhile(self, core: EngineCore) -> None:
+        """While the device is busy: a client that leaves needn't wait for the step's end."""
+        if self._inbox.poll(POLL_MS):
+            self._take_messages(core)
+
+    def _take_messages(self, core: EngineCore) -> None:
+        freed = False
+        while self._inbox.poll(0):
+            match message := self._receive():
+                case messages.Shutdown():
+                    self._ending = True
+                case messages.Ask():
                     self._send(_grant(core, message))
-                elif isinstance(message, messages.Submit) and (refusal := core.submit(message)):
-                    news.append(refusal)
-                elif isinstance(message, messages.Abort):
+                case messages.Submit():
+                    if refusal := core.submit(message):
+                        self._refusals.append(refusal)
+                case messages.Abort():
                     core.abort(message.request_id, message.index)
                     freed = True
-            if freed:  # what is free now needn't wait for the step to be known
-                self._send(messages.Outputs([], core.report()))
-            if core.has_work:
-                news.extend(core.step())
-            self._send(messages.Outputs(news, core.report()))
+        if freed:  # what is free now needn't wait for the step to be known
+            self._send(messages.Outputs([], core.report()))
 
-    def _receive(self, wait: bool = True) -> messages.ToEngine | None:
-        """The next message; without wait, None when there is none now."""
-        if not wait and not self._inbox.poll(0):
-            return None
+    def _receive(self) -> messages.ToEngine:
         return messages.decode_to_engine(self._inbox.recv())
 
     def _send(self, message: messages.ToClient) -> None:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketTable
-from jaxserve.engine.limits import EngineLimits, resolve_dtype, use_compilation_cache
+from jaxserve.engine.limits import EngineLimits, use_compilation_cache
 from jaxserve.engine.loader import load_parameters, outline
+from jaxserve.engine.machine import Machine
 from jaxserve.engine.paged_cache import allocate
 from jaxserve.engine.runner import Runner
 from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
@@ -53,16 +54,16 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     """
     began = time.monotonic()
     use_compilation_cache()
-    dtype = resolve_dtype(config)
+    machine = Machine.here()
+    dtype = jnp.dtype(machine.dtype(config))
     checkpoint = open_checkpoint(model_path)
     model = outline(checkpoint.config, dtype, config.max_model_len)
-    limits = EngineLimits.resolve(config, model, dtype)
+    limits = EngineLimits.resolve(config, model, dtype, machine)
     width = -(-limits.max_model_len // config.block_size)
     table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
     vocab = min(model.config.vocab_size, num_ids)
-    on_cpu = jax.default_backend() == "cpu"
     layers, groups = len(model.cache_specs), len(limits.layout.groups)
-    sizes = CPU_SEGMENT_LAYERS if on_cpu else range(layers, layers + 1)
+    sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
     parts = ModelParts.split(model, limits.layout, sizes)
 
     def empty_state() -> StepState:
@@ -82,5 +83,5 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     slots = SlotTable(limits.max_num_seqs, width, groups)
     runner = Runner(steps, copy, table, params, empty_state, slots, config.block_size)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
-    runner.warm_up((table.decode[0], table.mixed[0]) if on_cpu else table.all)
+    runner.warm_up((table.decode[0], table.mixed[0]) if machine.on_cpu else table.all)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)

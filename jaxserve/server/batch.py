@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import tempfile
+import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -26,6 +26,7 @@ from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.engine.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
 from jaxserve.server.app import create_app
+from jaxserve.server.keys import Keys
 
 RETRIED = (429, 503)
 _NO_LIMIT = aiohttp.ClientTimeout()
@@ -192,18 +193,21 @@ async def run_batch(
 async def _session(
     engine: EngineConfig, max_in_flight: int
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """An engine behind the very server that others use, on a socket that nobody else can reach."""
+    """An engine behind the very server that others use, for whoever knows a key of the moment."""
     client = await EngineClient.start(engine)
-    app = create_app(client, ServerConfig(access_log=False))
+    key = secrets.token_urlsafe()
+    app = create_app(client, ServerConfig(access_log=False), Keys([key]))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     try:
         await runner.setup()
-        with tempfile.TemporaryDirectory(prefix="jaxserve-") as folder:
-            address = f"{folder}/http"
-            await web.UnixSite(runner, address, backlog=max_in_flight).start()
-            connector = aiohttp.UnixConnector(address, limit=0)
-            async with aiohttp.ClientSession("http://batch", connector=connector) as session:
-                yield session
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=max_in_flight).start()
+        host, port = runner.addresses[0][:2]
+        async with aiohttp.ClientSession(
+            f"http://{host}:{port}",
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"Authorization": f"Bearer {key}"},
+        ) as session:
+            yield session
     finally:
         await client.close()
         await runner.cleanup()

@@ -80,10 +80,12 @@ def test_formatted_sizes_read_back(size: int) -> None:
     assert flags.parse_size(flags.format_size(size)) == size
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull", "run-batch"])
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "chat", "pull", "run-batch", "bench", "bench serve"]
+)
 def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit_.value.code == 0
     assert "usage: jaxserve " + command in capsys.readouterr().out
 

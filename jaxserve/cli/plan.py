@@ -1,0 +1,29 @@
+"""`jaxserve plan MODEL`: memory, blocks and programs, without weights or a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jaxserve.cli import flags
+from jaxserve.config import EngineConfig
+
+SUMMARY = "show what serving a model would take"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    flags.add_model(parser, EngineConfig)
+    parser.add_argument("--gpu", help="plan for this GPU, as H100-80GB (default: a CPU)")
+    flags.add_flags(parser, EngineConfig, skip=("model",))
+
+
+def run(args: argparse.Namespace) -> int:
+    import checkpoints
+    from jaxserve.engine.plan import plan
+
+    config = flags.build(EngineConfig, args)
+    # A folder with a config and no weights is enough.
+    path = Path(config.model)
+    for line in plan(config, path if path.exists() else checkpoints.pull(config.model), args.gpu):
+        print(line)
+    return 0

@@ -1,1 +1,1 @@
-"""The command line: `jaxserve serve | generate | chat | run-batch | pull | convert`."""
+"""The command line: `jaxserve serve | generate | chat | run-batch | bench | plan | pull | ...`."""

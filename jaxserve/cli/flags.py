@@ -110,7 +110,8 @@ def add_flags(
     unset: Iterable[str] = (),
     **defaults: Any,
 ) -> None:
-    """Adds one flag for each field of a dataclass.
+    """Adds one flag for each field of a dataclass. Its help is the field's own (`help` in its
+    metadata), or HELP's.
 
     Args:
         only: the fields to add; all but `skip` if absent.
@@ -129,7 +130,7 @@ def add_flags(
             f"--{name.replace('_', '-')}",
             dest=_destination(settings, name),
             default=default,
-            help=_help(name, default),
+            help=_help(name, default, fields[name].metadata.get("help")),
             **_reader(name, hints[name]),
         )
 
@@ -144,6 +145,20 @@ def build(settings: type[Settings], args: argparse.Namespace, **defaults: Any) -
     given = {name: getattr(args, where) for name, where in added.items() if hasattr(args, where)}
     frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     return settings(**defaults | frozen)
+
+
+def words(settings: Any) -> list[str]:
+    """The flags that give these settings; those at their defaults are left out."""
+    given: list[str] = []
+    for name, field in _fields(type(settings)).items():
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            given.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            given += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return given
 
 
 def _destination(settings: type, name: str) -> str:
@@ -170,8 +185,8 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
     return {"type": reader, "metavar": "SIZE" if name in SIZES else plain.__name__.upper()}
 
 
-def _help(name: str, default: Any) -> str:
-    text = HELP[name].replace("%", "%%")
+def _help(name: str, default: Any, own: str | None = None) -> str:
+    text = (own or HELP[name]).replace("%", "%%")
     if default in (None, (), argparse.SUPPRESS):
         return text
     return f"{text} (default: {format_size(default) if name in SIZES else default})"

@@ -80,9 +80,20 @@ def test_formatted_sizes_read_back(size: int) -> None:
     assert flags.parse_size(flags.format_size(size)) == size
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull", "run-batch"])
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "chat", "pull", "run-batch", "bench", "bench serve"]
+)
 def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit_.value.code == 0
     assert "usage: jaxserve " + command in capsys.readouterr().out
+
+
+def test_words_give_the_settings_back() -> None:
+    for settings in (
+        EngineConfig(),
+        EngineConfig("x", max_num_seqs=4, kv_cache_memory=GIB, overlap=False, forbid_compile=True),
+        ServerConfig(served_model_names=("a", "b"), drain_timeout=2.5),
+    ):
+        assert parse(type(settings), *flags.words(settings)) == settings

@@ -1,0 +1,1 @@
+"""Benchmarks: load for any OpenAI-compatible server, offline runs, start-up. `jaxserve bench`."""

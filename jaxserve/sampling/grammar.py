@@ -78,6 +78,9 @@ class GrammarCompiler:
 
     def _compile(self, source: str) -> Grammar:
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if not matcher.is_error():
+            # The costliest mask is often the first. What it finds is kept for all copies.
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidRequestError(
                 f"the grammar can't be used: {_first_line(matcher.get_error())}",

@@ -335,8 +335,9 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
-        if sequence.output_token_ids and sequence.output_token_ids[-1] < 0:
-            sequence.output_token_ids[-1] = 0  # what follows may hash it, until it is gone
+        for sibling in self._scheduler.sequences(sequence.request.request_id):
+            if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
+                sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
         return Output(
             sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__

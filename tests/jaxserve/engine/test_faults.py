@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import msgspec
+import numpy as np
 import pytest
 
 from jaxserve.engine.core import MAX_FAULTS
@@ -119,3 +121,25 @@ def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
         with pytest.raises(EngineError, match="no such vocabulary"):
             llm.generate(prompts[0], params)
     assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_samples_that_break_in_one_step_fail_their_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, steps = llm.core._runner._run, 0
+
+    def without_tokens(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        handle = run(*args)
+        if steps == 4:  # the second sample, a step behind, fills its block with this token
+            none = jax.device_put(np.full(handle.output.ids.shape, -1, np.int32))
+            handle.output = handle.output._replace(ids=none)
+        return handle
+
+    two = SamplingParams(n=2, temperature=0, max_tokens=12, ignore_eos=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.core._runner, "_run", without_tokens)
+        with pytest.raises(EngineError, match="no token could be drawn"):
+            llm.generate([65] * (llm.config.block_size - 3), two)
+    assert llm.core.stats.blocks_used == 0

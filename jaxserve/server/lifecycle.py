@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,8 @@ def _allow_many_connections() -> None:
     """As many as the administrator lets it have: the usual soft limit of 1,024 files is little for
     streams, and clients that hold connections open idly would soon lock all others out."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError):  # macOS has a limit of its own below the one it reports
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _read_template(file: str | None) -> str | None:

@@ -163,9 +163,10 @@ def test_a_stop_string_ends_one_output_of_n(llm: LLM, prompts: list[list[int]]) 
     [
         ({"regex": r"[a-c]{3}-\d{2}"}, r"[a-c]{3}-\d{2}"),
         ({"choice": ("Paris", 'a "quoted" one')}, r'Paris|a "quoted" one'),
+        ({"choice": tuple(f"{i}: [a-z]" for i in range(3000))}, r"[0-9]+: \[a-z\]"),
         ({"grammar": 'start: "x" NUM\nNUM: /[0-9]{4}/'}, r"x\d{4}"),
     ],
-    ids=["regex", "choice", "grammar"],
+    ids=["regex", "choice", "choices", "grammar"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_outputs_match_their_grammar(

@@ -113,6 +113,7 @@ async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> Engi
 
 async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
     """Waits for a signal, then for running requests; returns whether the engine died instead."""
+    in_restart = stop.asked.is_set() and not serving.client.healthy
     dead = asyncio.create_task(serving.client.wait_dead())
     try:
         await _any(dead, stop.asked.wait())
@@ -122,7 +123,7 @@ async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bo
             logger.info("stopping; %d requests in flight", serving.admission.in_flight)
             idle = serving.admission.wait_idle()
             await _any(dead, idle, stop.urgent.wait(), timeout=serving.config.drain_timeout)
-        return dead.done()
+        return dead.done() and not in_restart
     finally:
         dead.cancel()
 

@@ -26,12 +26,16 @@ class Registry:
         """Those alive, oldest first; none for an unknown id."""
         return list(self._live.get(request_id, ()))
 
-    def started(self) -> list[str]:
-        """Requests of which a sequence holds a slot or blocks, or has a token in flight."""
+    def started(self, updated: int) -> list[str]:
+        """Requests of which a sequence holds a slot or blocks, or has a token in flight.
+
+        Args:
+            updated: the last step whose results are known.
+        """
         return [
             request_id
             for request_id, sequences in self._live.items()
-            if any(sequence.status >= Status.FORKED for sequence in sequences)
+            if any(s.status >= Status.FORKED or s.hold_step > updated for s in sequences)
         ]
 
     def add_request(self, request: Request, limit: int) -> list[Sequence]:

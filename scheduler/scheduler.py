@@ -494,9 +494,9 @@ class Scheduler:
         return self._registry.sequences(request_id)
 
     def started(self) -> list[str]:
-        """Requests that lose something when the device's state is lost: all but those that wait,
-        preempted ones among them."""
-        return self._registry.started()
+        """Requests that lose something when the device's state is lost: all but those that wait.
+        A preempted one waits too, once no token of it is in flight."""
+        return self._registry.started(self._updated)
 
     @property
     def has_unfinished(self) -> bool:

@@ -47,7 +47,7 @@ HELP = {
     "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
     "engine_restarts": "how often the engine is started anew when it dies, before the server ends",
-    "api_key": "let in only requests with one of these keys; $JAXSERVE_API_KEY counts too",
+    "api_key": "let in only requests with this key or another given; $JAXSERVE_API_KEY counts too",
     "api_key_file": "a file with such keys, one a line",
     "salt_cache_by_key": "let only requests with the same key share cached text",
     "ssl_certfile": "serve HTTPS with this certificate (PEM)",
@@ -124,7 +124,7 @@ def add_flags(
         if name in skip:
             continue
         default = defaults.get(name, fields[name].default)
-        if name in unset:
+        if name in unset or default == ():  # argparse extends a list, not a tuple
             default = argparse.SUPPRESS
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -157,7 +157,8 @@ def words(settings: Any) -> list[str]:
         if isinstance(value, bool):
             given.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            given += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+            for one in value if isinstance(value, tuple) else (value,):
+                given += [f"--{flag}", str(one)]
     return given
 
 
@@ -175,7 +176,9 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if hint == tuple[str, ...]:
-        return {"nargs": "+", "metavar": "NAME"}
+        if name == "api_key":  # one a flag: a word that follows must not become a key by accident
+            return {"action": "append", "metavar": "KEY"}
+        return {"action": "extend", "nargs": "+", "metavar": "NAME"}
     if typing.get_origin(hint) is Literal:
         return {"choices": typing.get_args(hint), "metavar": "NAME"}
     plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))

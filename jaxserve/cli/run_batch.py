@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxserve.cli import flags
 from jaxserve.config import EngineConfig
+from jaxserve.errors import ConfigError
 
 SUMMARY = "answer a file of requests, in OpenAI's batch format"
 MAX_IN_FLIGHT = 512
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.max_in_flight < 1:
+        raise ConfigError(f"max_in_flight must be at least 1; it was {args.max_in_flight}")
+
     from jaxserve.server.batch import run_batch
 
     tally = asyncio.run(

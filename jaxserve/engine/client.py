@@ -314,6 +314,13 @@ class EngineClient:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def _read(self) -> None:
+        try:
+            await self._read_news()
+        except Exception:
+            log.exception("the engine's news can't be read; the engine is ended")
+            self._kill()  # and _watch() tells the streams
+
+    async def _read_news(self) -> None:
         """Turns the engine's news into deltas."""
         inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:

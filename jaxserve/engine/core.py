@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +155,21 @@ class EngineCore:
             return None
         return self._add(message, None)
 
-    def _add(self, message: Submit, grammar: Grammar | None) -> Output | None:
+    def _add(self, message: Submit, compiled: Future[Grammar] | None) -> Output | None:
+        """Hands a request to the scheduler; an Output only if that can't be."""
+        try:
+            self._register(message, None if compiled is None else compiled.result())
+        except (InvalidRequestError, RequestTooLongError) as error:
+            return _refusal(message, "InvalidRequestError", error)
+        except QueueFullError as error:
+            return _refusal(message, "OverloadedError", error)
+        except Exception as error:  # whatever it is, it is this request's alone
+            log.exception("request %s can't be taken in", message.request_id)
+            self.abort(message.request_id)
+            return _refusal(message, EngineError.__name__, error)
+        return None
+
+    def _register(self, message: Submit, grammar: Grammar | None) -> None:
         params = message.params
         assert params.max_tokens is not None
         masks = MaskRules.build(
@@ -175,15 +190,9 @@ class EngineCore:
             read_prefix_cache=params.prompt_logprobs is None,
             await_tokens=searches or (masks is not None and masks.needs_each_token),
         )
-        try:
-            first = self._scheduler.add_request(request)
-        except RequestTooLongError as error:
-            return _refusal(message, "InvalidRequestError", error)
-        except QueueFullError as error:
-            return _refusal(message, "OverloadedError", error)
+        first = self._scheduler.add_request(request)
         if searches:
             self._beams.start(first, message)
-        return None
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its blocks; unknown ids are ignored."""
@@ -269,11 +278,8 @@ class EngineCore:
         """Requests whose grammar is ready join the scheduler; news of those refused."""
         busy = bool(self._flights) or self._scheduler.has_unfinished
         outputs = []
-        for message, future in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
-            try:
-                refusal = self._add(message, future.result())
-            except InvalidRequestError as error:
-                refusal = _refusal(message, "InvalidRequestError", error)
+        for message, compiled in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
+            refusal = self._add(message, compiled)
             outputs += [refusal] if refusal else []
         return outputs
 
@@ -336,8 +342,9 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
-        if sequence.output_token_ids and sequence.output_token_ids[-1] < 0:
-            sequence.output_token_ids[-1] = 0  # what follows may hash it, until it is gone
+        for sibling in self._scheduler.sequences(sequence.request.request_id):
+            if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
+                sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
         return Output(
             sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__

@@ -101,7 +101,7 @@ class Intake:
 
     def _spellings(self, word: str) -> list[list[int]]:
         """Token ids of a bad word, at the start of a text and after a space."""
-        bare = word.lstrip()
+        bare = word.lstrip() or word
         first, spaced = (
             self.tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +58,8 @@ class LLM:
     Args:
         model: as EngineConfig.model.
         progress: show progress bars on stderr.
-        settings: any other field of EngineConfig.
+        settings: any other field of EngineConfig. Any number of prompts may wait, unless
+            max_queued_requests says otherwise.
 
     Example:
         >>> llm = LLM("smollm2-135m")
@@ -71,7 +73,7 @@ class LLM:
         unknown = settings.keys() - {f.name for f in fields(EngineConfig)}
         if unknown:
             raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}; see EngineConfig")
-        self.config = EngineConfig(model=model, **settings)
+        self.config = EngineConfig(model=model, **{"max_queued_requests": sys.maxsize} | settings)
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
         self._sampling_defaults = sampling_defaults(self.config, path)

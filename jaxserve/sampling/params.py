@@ -15,6 +15,8 @@ MAX_TOP_K = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
+MAX_BAD_WORDS = 300  # each is looked for at every token
+MAX_BAD_WORD = 256  # characters
 MAX_N = 128
 REPETITION_RANGE = (1e-6, 1e6)  # beyond it the logits overflow
 MAX_BEAM_WIDTH = 16  # and stop tokens beside them among the MAX_LOGPROBS that a step reports
@@ -132,7 +134,8 @@ class SamplingParams:
         stop: strings that end the text; the text is cut before them.
         stop_token_ids: extra ids that end the output, beside the model's own EOS ids.
         include_stop_str_in_output: cut after the stop string or token instead.
-        bad_words: strings whose tokens may not appear in a row.
+        bad_words: strings whose tokens may not appear in a row; at most MAX_BAD_WORDS, of
+            MAX_BAD_WORD characters.
         allowed_token_ids: only these can be drawn; None allows all.
         logit_bias: added to the logits of token ids, each in [-100, 100].
         logprobs: how many of the likeliest tokens to report at each position, beside the one
@@ -185,6 +188,12 @@ class SamplingParams:
         self._check_strings("bad_words", self.bad_words)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        longest = max(map(len, self.bad_words), default=0)
+        if len(self.bad_words) > MAX_BAD_WORDS or longest > MAX_BAD_WORD:
+            raise InvalidRequestError(
+                f"bad_words takes at most {MAX_BAD_WORDS} strings of {MAX_BAD_WORD} characters",
+                "bad_words",
+            )
         if self.allowed_token_ids == ():
             raise InvalidRequestError(
                 "allowed_token_ids is empty: give at least one id", "allowed_token_ids"

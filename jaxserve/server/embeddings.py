@@ -19,7 +19,7 @@ from jaxserve.server.bodies import parse, read_json
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.generation import TokenCount
 from jaxserve.server.records import current
-from jaxserve.server.requests import texts
+from jaxserve.server.requests import check_scheduling, texts
 
 MAX_INPUTS = 2048  # OpenAI's limit
 AT_ONCE = 256  # of one request, so that it doesn't fill the queue
@@ -70,6 +70,7 @@ async def create_embeddings(request: web.Request) -> web.Response:
     serving = request.app[SERVING]
     body = parse(await read_json(request), EmbeddingRequest, {})
     serving.check_model(body.model)
+    check_scheduling(body.priority, body.cache_salt)
     params = SamplingParams(
         max_tokens=1, temperature=0, truncate_prompt_tokens=body.truncate_prompt_tokens
     )

@@ -28,6 +28,8 @@ class Keys:
             ConfigError: the file can't be read or has no key in it, or a key is empty.
         """
         keys = [*config.api_key, *_listed(environ.get(ENVIRONMENT, "").split(","))]
+        if ENVIRONMENT in environ and len(keys) == len(config.api_key):
+            raise ConfigError(f"{ENVIRONMENT} has no key in it: unset it, or set one")
         if config.api_key_file is not None:
             try:
                 lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()

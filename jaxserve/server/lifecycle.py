@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> Engi
 
 async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
     """Waits for a signal, then for running requests; returns whether the engine died instead."""
+    in_restart = stop.asked.is_set() and not serving.client.healthy
     dead = asyncio.create_task(serving.client.wait_dead())
     try:
         await _any(dead, stop.asked.wait())
@@ -122,7 +123,7 @@ async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bo
             logger.info("stopping; %d requests in flight", serving.admission.in_flight)
             idle = serving.admission.wait_idle()
             await _any(dead, idle, stop.urgent.wait(), timeout=serving.config.drain_timeout)
-        return dead.done()
+        return dead.done() and not in_restart
     finally:
         dead.cancel()
 
@@ -152,7 +153,8 @@ def _allow_many_connections() -> None:
     """As many as the administrator lets it have: the usual soft limit of 1,024 files is little for
     streams, and clients that hold connections open idly would soon lock all others out."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError):  # macOS has a limit of its own below the one it reports
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _read_template(file: str | None) -> str | None:

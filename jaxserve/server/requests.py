@@ -152,14 +152,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         Raises:
             InvalidRequestError: names the field.
         """
-        if self.priority is not None and abs(self.priority) > MAX_PRIORITY:
-            raise InvalidRequestError(
-                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
-            )
-        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_SALT:
-            raise InvalidRequestError(
-                f"cache_salt must have 1 to {MAX_SALT} characters", "cache_salt"
-            )
+        check_scheduling(self.priority, self.cache_salt)
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError(
                 "prompt_logprobs can't be streamed: leave out one", "prompt_logprobs"
@@ -351,6 +344,16 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         params = self.sampling_params(limit, self.logprobs or 0, defaults)
         with renaming({"n": "best_of"}):
             return replace(params, n=self.best_of)
+
+
+def check_scheduling(priority: int | None, cache_salt: str | None) -> None:
+    """Raises InvalidRequestError for what is out of range."""
+    if priority is not None and abs(priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
+        )
+    if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT:
+        raise InvalidRequestError(f"cache_salt must have 1 to {MAX_SALT} characters", "cache_salt")
 
 
 def texts(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:

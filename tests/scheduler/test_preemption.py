@@ -100,6 +100,21 @@ def test_a_token_in_flight_for_a_victim_is_delivered() -> None:
     loop.run(depth=2)
 
 
+def test_a_victim_counts_as_started_until_its_token_is_here() -> None:
+    loop = tight()
+    loop.add_prompt("a", [1] * 9, max_tokens=14)
+    victim = loop.add_prompt("b", [2] * 9, max_tokens=14)
+    loop.schedule()
+    while not victim.num_preemptions:
+        loop.schedule()
+        if not victim.num_preemptions:
+            loop.update()
+    assert loop.scheduler.started() == ["a", "b"]
+    loop.update()
+    assert loop.scheduler.started() == ["a"]
+    loop.run(depth=2)
+
+
 def test_a_victim_whose_token_in_flight_is_a_stop_ends() -> None:
     loop = tight()
     loop.add_prompt("a", [1] * 9, max_tokens=14)

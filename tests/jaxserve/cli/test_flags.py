@@ -43,6 +43,17 @@ def test_flags_of_each_kind() -> None:
     assert parse(ServerConfig, "--served-model-names", "a", "b") == ServerConfig(
         served_model_names=("a", "b")
     )
+    names = ("--served-model-names", "a", "--served-model-names", "b")
+    assert parse(ServerConfig, *names).served_model_names == ("a", "b")
+
+
+def test_a_model_after_a_key_is_no_key() -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_model(parser, EngineConfig)
+    flags.add_flags(parser, ServerConfig)
+    args = parser.parse_args(["--api-key", "one", "--api-key", "two", "model"])
+    assert flags.build(ServerConfig, args).api_key == ("one", "two")
+    assert flags.build(EngineConfig, args).model == "model"
 
 
 def test_a_flag_belongs_to_one_class() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
 from jaxserve.server.batch import OutputFile, check
 
@@ -113,3 +114,11 @@ def test_an_output_file_has_one_writer_and_only_answers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="isn't the output of a batch"):
         OutputFile(target)
     assert target.read_text() == "my diary\n"
+
+
+def test_no_requests_at_once_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "in", [line("a")])
+    command = ["run-batch", "-i", str(source), "-o", str(tmp_path / "out"), "--max-in-flight", "0"]
+    assert main(command) == 1
+    assert "max_in_flight" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import msgspec
+import numpy as np
 import pytest
 
 from jaxserve.engine.core import MAX_FAULTS
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.errors import EngineError
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -90,4 +94,52 @@ def test_a_request_whose_sampling_breaks_fails_alone(
     outputs = drain(llm)
     assert [o.error_kind for o in outputs if o.request_id == "bad" and o.error] == ["EngineError"]
     assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
+    assert llm.core.stats.blocks_used == 0
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone(llm: LLM, prompts: list[list[int]]) -> None:
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    submit(llm, "good", prompts[1])
+    message = llm._intake.submission("bad", prompts[0], GREEDY)
+    refused = llm.core.submit(msgspec.structs.replace(message, bad_words=[[10**6]]))
+    assert refused is not None
+    assert refused.error_kind == "EngineError"
+    tokens = [t for o in drain(llm) if o.request_id == "good" for t in o.token_ids]
+    assert tuple(tokens) == expected
+
+
+def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: StructuredOutputsParams) -> None:
+        raise ValueError("no such vocabulary")
+
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.core._grammars, "_compile", broken)
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+        with pytest.raises(EngineError, match="no such vocabulary"):
+            llm.generate(prompts[0], params)
+    assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_samples_that_break_in_one_step_fail_their_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, steps = llm.core._runner._run, 0
+
+    def without_tokens(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        handle = run(*args)
+        if steps == 4:  # the second sample, a step behind, fills its block with this token
+            none = jax.device_put(np.full(handle.output.ids.shape, -1, np.int32))
+            handle.output = handle.output._replace(ids=none)
+        return handle
+
+    two = SamplingParams(n=2, temperature=0, max_tokens=12, ignore_eos=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.core._runner, "_run", without_tokens)
+        with pytest.raises(EngineError, match="no token could be drawn"):
+            llm.generate([65] * (llm.config.block_size - 3), two)
     assert llm.core.stats.blocks_used == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.config import EngineConfig
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.errors import ConfigError, InvalidRequestError
@@ -152,3 +153,10 @@ def test_a_pool_without_a_block_is_refused(tiny_llama: Path) -> None:
 def test_unknown_settings_are_refused(tiny_llama: Path) -> None:
     with pytest.raises(TypeError, match="no setting max_len"):
         LLM(str(tiny_llama), max_len=5)
+
+
+def test_more_prompts_than_a_server_would_queue_are_taken(llm: LLM) -> None:
+    most = EngineConfig().max_queued_requests
+    done = llm.generate([[65]] * (most + 20), greedy(1))
+    assert len({output.outputs[0].token_ids for output in done}) == 1
+    assert len(done) == most + 20

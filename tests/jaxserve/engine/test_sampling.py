@@ -53,6 +53,13 @@ def test_a_bad_word_of_several_tokens_never_appears(llm: LLM, prompts: list[list
         run(llm, prompts[1], bad_words=["AB", "AA"], **some)
 
 
+def test_a_space_can_be_a_bad_word(llm: LLM, prompts: list[list[int]]) -> None:
+    (space,) = llm.tokenizer.encode(" ", add_special_tokens=False)
+    some = {"allowed_token_ids": [space, 65], "logit_bias": {space: 100}}
+    assert set(run(llm, prompts[1], **some).token_ids) == {space}
+    assert set(run(llm, prompts[1], bad_words=[" "], **some).token_ids) == {65}
+
+
 def test_min_tokens_keeps_the_end_away(llm: LLM, prompts: list[list[int]]) -> None:
     stop = {"logit_bias": {70: 50}, "stop_token_ids": [70]}
     assert run(llm, prompts[1], **stop).token_ids == (70,)
@@ -156,9 +163,10 @@ def test_a_stop_string_ends_one_output_of_n(llm: LLM, prompts: list[list[int]]) 
     [
         ({"regex": r"[a-c]{3}-\d{2}"}, r"[a-c]{3}-\d{2}"),
         ({"choice": ("Paris", 'a "quoted" one')}, r'Paris|a "quoted" one'),
+        ({"choice": tuple(f"{i}: [a-z]" for i in range(3000))}, r"[0-9]+: \[a-z\]"),
         ({"grammar": 'start: "x" NUM\nNUM: /[0-9]{4}/'}, r"x\d{4}"),
     ],
-    ids=["regex", "choice", "grammar"],
+    ids=["regex", "choice", "choices", "grammar"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_outputs_match_their_grammar(
@@ -212,7 +220,14 @@ def test_json_follows_its_schema_or_is_cut(llm: LLM, prompts: list[list[int]]) -
 
 
 @pytest.mark.parametrize(
-    "kind", [{"regex": "((("}, {"grammar": "start: nowhere"}, {"json": '{"type": "nothing"}'}]
+    "kind",
+    [
+        {"regex": "((("},
+        {"regex": r"[^\s\S]"},  # it compiles, and matches nothing
+        {"grammar": "start: nowhere"},
+        {"json": '{"type": "nothing"}'},
+        {"json": '{"$ref": "#"}'},
+    ],
 )
 def test_a_grammar_that_does_not_compile_is_refused(llm: LLM, kind: dict[str, Any]) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**kind))

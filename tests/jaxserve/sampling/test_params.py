@@ -40,6 +40,8 @@ from jaxserve.sampling.params import BeamSearchParams, SamplingParams, Structure
         ("min_tokens", -1),
         ("min_tokens", 17),  # above max_tokens
         ("bad_words", ("",)),
+        ("bad_words", ("word",) * 301),
+        ("bad_words", ("w" * 257,)),
         ("allowed_token_ids", ()),
         ("logit_bias", {5: 101.0}),
         ("logit_bias", {"five": 1.0}),

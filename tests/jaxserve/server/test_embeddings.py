@@ -53,6 +53,8 @@ def test_both_formats_and_all_inputs(server: Any, client: openai.OpenAI) -> None
         ({"input": ""}, "input"),
         ({"input": "x " * 3000}, "input"),
         ({"extra_body": {"colour": 1}}, "colour"),
+        ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
+        ({"extra_body": {"priority": 2**31}}, "priority"),
     ],
 )
 def test_bad_requests_name_the_field(

@@ -200,7 +200,7 @@ async def test_the_access_log_is_json_without_prompts(
 
 async def test_tenants_and_a_full_queue(start_server: Callable[..., Any]) -> None:
     server = start_server(
-        *("--api-key", "k1", "k2", "--salt-cache-by-key"),
+        *("--api-key", "k1", "--api-key", "k2", "--salt-cache-by-key"),
         *("--log-prompts", "--max-queued-requests", "1"),
     )
     prompt = "What one tenant has cached is nobody else's business. " * 4

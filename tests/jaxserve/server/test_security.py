@@ -71,6 +71,8 @@ def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
     assert keys.find("six") is None
     assert keys.find("") is None
     assert not Keys.load(ServerConfig(), {})
+    with pytest.raises(ConfigError, match="JAXSERVE_API_KEY"):
+        Keys.load(ServerConfig(), {"JAXSERVE_API_KEY": " ,"})
     assert "'one'" not in repr(config)
     for broken in (ServerConfig(api_key_file=str(tmp_path / "none")), ServerConfig(api_key=("",))):
         with pytest.raises(ConfigError, match="api_key"):

@@ -208,14 +208,14 @@ class EngineCore:
     def step(self, meanwhile: Callable[[], None] | None = None) -> list[Output]:
         """One turn of the loop: starts the next step, then hands out the tokens of the last one.
 
-        Args:
-            meanwhile: called again and again while the device is busy; it may submit and abort,
-                and should take about a millisecond.
-
         With overlap the step just started runs on while the tokens are handed out; without, the
         same step is awaited at once. Where a row can't be planned before its last token is known
         (a grammar, a beam), the last step's tokens come first: a step that left it out would cost
         more than the pause.
+
+        Args:
+            meanwhile: called again and again while the device is busy; it may submit and abort,
+                and should take about a millisecond.
         """
         self._clock.look(bool(self._flights) and self._flights[0].handle.ready)
         outputs = self._admit_compiled()

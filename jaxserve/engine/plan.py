@@ -8,13 +8,12 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from checkpoints import read_model_config
-from jaxserve.config import EngineConfig
+from jaxserve.config import GIB, EngineConfig
 from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.limits import EngineLimits
 from jaxserve.engine.loader import outline
 from jaxserve.engine.machine import Machine
 
-GIB = 1024**3
 TYPICAL_TOKENS = 1000  # of a request, for the figures
 
 

@@ -74,7 +74,7 @@ class Runner:
         self._turn = 0
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
-        """Runs some buckets once with nothing but padding, and every other program."""
+        """Runs some buckets once, all padding, and what copies blocks and writes tables."""
         for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)

@@ -47,6 +47,9 @@ class EngineConfig:
             "longest-prefix" (the most cached tokens).
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
+        batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
+            Without it they are wherever at least two requests run; a request alone on a CPU takes a
+            path of its own, 2.4 times as fast. CPU only.
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
         generation_config: "auto" takes what requests leave unset from the model's own
@@ -65,6 +68,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
     overlap: bool = True
+    batch_invariant: bool = False
     forbid_compile: bool = False
     seed: int = 0
     generation_config: str = "auto"

@@ -21,6 +21,8 @@ from jax import lax
 DECODE_PIECE = 256
 PREFILL_PIECE = 256
 PREFILL_TILE = 128
+# Loops that share the decodes, each for some of the sequences: XLA:CPU runs a loop on one core.
+DECODE_LOOPS = 2
 _MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp(0), not NaN
 
 
@@ -173,21 +175,34 @@ def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
         axis=1,
     )
 
+    group = problem.q.shape[2]
+    spare = max(0, 2 - group)  # a single row's scores would be summed in another order
+
     def step(carry: tuple[jax.Array, _Softmax, jax.Array]) -> tuple[jax.Array, _Softmax, jax.Array]:
         i, state, out = carry
         *where, token, fresh = _unpack(items, i)
         place = _Piece(*where)
-        query = _row(problem.q, token)  # [K, G, D]
+        query = jnp.pad(_row(problem.q, token), ((0, 0), (0, spare), (0, 0)))  # [K, G, D]
         empty = _Softmax.empty(query.shape)
         state = jax.tree.map(lambda old, new: jnp.where(fresh > 0, new, old), state, empty)
         positions = jnp.broadcast_to(place.end - 1, query.shape[1:2])
         state = _attend(problem, tables, query, positions, place, piece, state)
         # Stored at every piece; what the sequence's last one stores stays.
-        return i + 1, state, _store(out, state.result(problem.sinks)[None], token)
+        rows = _Softmax(*(x[:, :group] for x in state)).result(problem.sinks)
+        return i + 1, state, _store(out, rows[None], token)
 
-    out = jnp.zeros_like(problem.q)
-    init = (jnp.uint32(0), _Softmax.empty(out.shape[1:]), out)
-    return lax.while_loop(lambda carry: carry[0] < count, step, init)[2]
+    def loop(first: jax.Array, stop: jax.Array) -> jax.Array:
+        out = jnp.zeros_like(problem.q)
+        empty = _Softmax.empty((out.shape[1], group + spare, out.shape[3]))
+        return lax.while_loop(lambda carry: carry[0] < stop, step, (first, empty, out))[2]
+
+    # Each loop begins with a sequence; rows that it doesn't store stay 0.
+    ends = jnp.cumsum(pieces).astype(jnp.uint32)
+    parts = [
+        jnp.min(jnp.where(ends >= count * n // DECODE_LOOPS, ends, count))
+        for n in range(1, DECODE_LOOPS)
+    ]
+    return sum(map(loop, [jnp.uint32(0), *parts], [*parts, count]))
 
 
 def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
@@ -268,9 +283,19 @@ def _attend(
     decay = jnp.exp(state.top - top)
     return _Softmax(
         top=top,
-        total=state.total * decay + weights.sum(axis=-1),
+        total=state.total * decay + _sum_last(weights),
         values=state.values * decay[..., None] + jnp.einsum("krc,kcd->krd", weights, values),
     )
+
+
+def _sum_last(x: jax.Array) -> jax.Array:
+    """x.sum(axis=-1), in an order that doesn't depend on the other dimensions' sizes.
+
+    What a reduction compiles to does: fewer than 8 rows are summed in another order.
+    """
+    while x.shape[-1] % 2 == 0:
+        x = sum(jnp.split(x, 2, axis=-1))
+    return sum(x[..., i] for i in range(x.shape[-1]))
 
 
 def _gather(

@@ -60,7 +60,9 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     model = outline(checkpoint.config, dtype, config.max_model_len)
     limits = EngineLimits.resolve(config, model, dtype, machine)
     width = -(-limits.max_model_len // config.block_size)
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
+    )
     vocab = min(model.config.vocab_size, num_ids)
     layers, groups = len(model.cache_specs), len(limits.layout.groups)
     sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -69,14 +70,23 @@ class SamplingState:
         if request.params.logit_bias:
             self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
 
+    def awaits_tokens(self, slots: Iterable[int]) -> bool:
+        """Whether what one of these slots may draw depends on its last token."""
+        return bool(self._masks) and any(
+            slot in self._masks and self._masks[slot][1].needs_each_token for slot in slots
+        )
+
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
-        """Brings the masks of rows that draw output tokens at `positions` up to date."""
+        """Brings the masks of rows that draw output tokens at `positions` up to date; the tokens
+        before them are known, or the sequence has ended."""
         if not self._masks:
             return
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             if slot not in self._masks:
                 continue
             sequence, mask = self._masks[slot]
+            if sequence.finish_reason is not None:
+                continue  # it was planned before its end was known
             if slot not in self._unwritten and not mask.changes(position):
                 continue
             self._unwritten.discard(slot)

@@ -77,21 +77,28 @@ class Step:
     logprobs: Compiled
     pool: Compiled | None
 
-    def __call__(
-        self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
-    ) -> tuple[StepState, StepOutput, jax.Array, jax.Array]:
-        """Starts the step: the next state, the output, the last layer's x [T, E], and its rows
-        [R, E] that are drawn from."""
-        pages, last_tokens, tables = state
+    def layers(
+        self, params: PartedParams, state: StepState, ints: np.ndarray
+    ) -> tuple[StepState, jax.Array, jax.Array]:
+        """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
+        drawn from."""
         batch = jax.device_put(ints)
-        x = self.embed(params.ends, last_tokens, batch)
-        pages = list(pages)
+        x = self.embed(params.ends, state.last_tokens, batch)
+        pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
-        last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
-        return StepState(pages, last_tokens, tables), output, x, rows
+        return state._replace(pages=pages), x, rows
+
+    def sample(
+        self, params: PartedParams, state: StepState, rows: jax.Array, draws: np.ndarray
+    ) -> tuple[StepState, StepOutput]:
+        """Ends the step: draws from the rows [R, E]; the next state, and the output."""
+        last_tokens, tables, output = self.draw(
+            params.ends, state.last_tokens, state.tables, rows, draws
+        )
+        return StepState(state.pages, last_tokens, tables), output
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray

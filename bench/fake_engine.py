@@ -43,7 +43,9 @@ class FakeEngine:
         self._send(messages.Fetched(str(path)))
         tokenizer = load_tokenizer(path)
         self._token = tokenizer.backend.token_to_id("~")
-        ready = messages.Ready(MAX_MODEL_LEN, tokenizer.num_ids, 10_000, 0.0, 0.0, self._stats())
+        ready = messages.Ready(
+            MAX_MODEL_LEN, tokenizer.num_ids, 64, 10_000, 0.0, 0.0, "", self._stats()
+        )
         self._send(ready)
         due = time.monotonic()
         while True:

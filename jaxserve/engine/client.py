@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
@@ -105,21 +106,22 @@ class EngineClient:
             ModelError: the model can't be had or served.
             EngineDeadError: the process ended without a word; its stderr says why.
         """
+        checkpoints.check_name(config.model)  # a slip shows before a process has started
         folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
         context = zmq.asyncio.Context.instance()
         to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        to_engine.set(zmq.SNDHWM, 0)
-        from_engine.set(zmq.RCVHWM, 0)
-        for socket, address in zip(
-            (to_engine, from_engine), messages.addresses(folder), strict=True
-        ):
-            socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, str(folder), str(os.getpid())),
-            start_new_session=True,  # so that it can be ended with all that it has started
-        )
-        client = cls(config, process, to_engine, from_engine)
+        process: asyncio.subprocess.Process | None = None
         try:
+            to_engine.set(zmq.SNDHWM, 0)
+            from_engine.set(zmq.RCVHWM, 0)
+            to_address, from_address = messages.addresses(folder)
+            to_engine.bind(to_address)
+            from_engine.bind(from_address)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, str(folder), str(os.getpid())),
+                start_new_session=True,  # so that it can be ended with all that it has started
+            )
+            client = cls(config, process, to_engine, from_engine)
             # Not awaited: an engine that dies before it connects would never take it.
             to_engine.send(messages.encode(messages.Start(messages.PROTOCOL_VERSION, config)))
             fetched = await client._hear()
@@ -132,9 +134,10 @@ class EngineClient:
             assert isinstance(ready, messages.Ready)
             client._begin(ready)
         except BaseException:
-            client._kill()
-            await process.wait()
-            client._close_sockets()
+            if process is not None:
+                _kill(process)
+                await process.wait()
+            _close(to_engine, from_engine)
             raise
         finally:
             # Both sockets are connected, or of no use any more: their names are needed no longer.
@@ -160,13 +163,18 @@ class EngineClient:
         """Returns once the engine process has ended, for whatever reason."""
         await self._dead.wait()
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a prompt, validated but not submitted.
+
+        Args:
+            add_special_tokens: put BOS (and EOS) around a text where the model's files say so.
 
         Raises:
             InvalidRequestError: what generate() would refuse.
         """
-        return self._intake.prompt_ids(prompt, params)
+        return self._intake.prompt_ids(prompt, params, add_special_tokens)
 
     async def generate(
         self,
@@ -274,12 +282,12 @@ class EngineClient:
             try:
                 await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
             except TimeoutError:
-                self._kill()
+                _kill(self._process)
                 await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close_sockets()
+        _close(self._to_engine, self._from_engine)
 
     async def _hear(self) -> messages.ToClient:
         """The engine's next message while it starts.
@@ -318,7 +326,7 @@ class EngineClient:
             await self._read_news()
         except Exception:
             log.exception("the engine's news can't be read; the engine is ended")
-            self._kill()  # and _watch() tells the streams
+            _kill(self._process)  # and _watch() tells the streams
 
     async def _read_news(self) -> None:
         """Turns the engine's news into deltas."""
@@ -431,11 +439,13 @@ class EngineClient:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
         self._to_engine.send(messages.encode(message))
 
-    def _kill(self) -> None:
-        """Ends the engine process and all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _close_sockets(self) -> None:
-        self._to_engine.close(linger=0)
-        self._from_engine.close(linger=0)
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Ends the engine process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _close(*sockets: zmq.asyncio.Socket) -> None:
+    for socket in sockets:
+        socket.close(linger=0)

@@ -112,6 +112,7 @@ class EngineCore:
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
+            embedding_size=started.model.hidden_size,
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,

@@ -18,7 +18,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import SchedulerStats
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 Wish = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
@@ -110,6 +110,7 @@ class Ready(Message, frozen=True):
     Args:
         max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
         vocab_size: rows of the model's embedding; token ids must be below.
+        embedding_size: numbers of a prompt's embedding.
         num_blocks: blocks in the KV pool.
         cache: the KV pool in words.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
@@ -118,6 +119,7 @@ class Ready(Message, frozen=True):
 
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     num_blocks: int
     load_s: float
     ready_s: float

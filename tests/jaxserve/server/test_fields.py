@@ -143,6 +143,20 @@ def show(ids: list[int]) -> str:
     return "".join("^" if i == 256 else decoders.ByteLevel().decode([alphabet[i]]) for i in ids)
 
 
+def test_what_leaves_nothing_to_draw_is_a_422(client: openai.OpenAI) -> None:
+    banned = {"allowed_token_ids": [ord("a")], "bad_words": ["a"]}  # tokens are bytes
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "x", "extra_body": banned}
+    with pytest.raises(openai.UnprocessableEntityError, match="no token is left") as refused:
+        client.completions.create(**asked)
+    assert refused.value.code == "unprocessable"
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(**asked, stream=True)
+    # After a while: "a" may not follow "a", and nothing else is allowed.
+    late = asked | {"extra_body": {"allowed_token_ids": [ord("a")], "bad_words": ["aa"]}}
+    with pytest.raises(openai.APIError, match="no token is left"):
+        list(client.completions.create(**late, stream=True))
+
+
 def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(client: openai.OpenAI) -> None:
     endless = [{"role": "user", "content": "x" * 100_000}]
     for fields in ({}, {"extra_body": {"add_special_tokens": True}}):

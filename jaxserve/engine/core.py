@@ -21,7 +21,7 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -40,9 +40,7 @@ log = logging.getLogger(__name__)
 
 MAX_FAULTS = 3  # steps in a row that may fail before the engine gives up
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
-NOTHING_TO_DRAW = (
-    "no token could be drawn: the model's logits weren't finite, or the request rules out every one"
-)
+NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
 
 @contextmanager
@@ -118,6 +116,7 @@ class EngineCore:
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
+            embedding_size=started.model.hidden_size,
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
@@ -143,7 +142,8 @@ class EngineCore:
     def report(self) -> EngineStats:
         """What there is to say of the time since the last report."""
         (seconds, tokens), self._last_step = self._last_step, (None, 0)
-        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens)
+        busy_s = time.monotonic() - self._flights[0].started if self._flights else 0.0
+        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached text; refused (False) while any request holds blocks."""
@@ -257,7 +257,7 @@ class EngineCore:
         self._started = None
         self._flights.append(InFlight(plan, handle, begin))
         failures = self._runner.take_failures()
-        return outputs + [self._fail(sequence, reason) for sequence, reason in failures]
+        return outputs + [self._fail(sequence, error) for sequence, error in failures]
 
     def _lose_state(self, failure: _StepFailure) -> list[Output]:
         """After a step that failed as a whole: its KV is lost, and with it all started requests.
@@ -323,7 +323,7 @@ class EngineCore:
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
-                outputs.append(self._fail(seq, NOTHING_TO_DRAW))
+                outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
             if seq.request.payload.pool:
                 outputs.append(
@@ -354,15 +354,14 @@ class EngineCore:
             )
         return outputs + self._beams.select()
 
-    def _fail(self, sequence: Sequence, reason: str) -> Output:
+    def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
         for sibling in self._scheduler.sequences(sequence.request.request_id):
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
                 sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
-        return Output(
-            sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
-        )
+        kind = type(error).__name__
+        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:

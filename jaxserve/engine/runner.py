@@ -15,6 +15,7 @@ from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
 from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
+from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
@@ -160,7 +161,7 @@ class Runner:
         handle.start_copies()
         return handle
 
-    def take_failures(self) -> list[tuple[Sequence, str]]:
+    def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed

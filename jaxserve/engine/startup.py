@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -74,11 +75,15 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
 
     programs = StepPrograms(parts, groups, width, vocab)
-    pool = ThreadPoolExecutor(1)
-    compiling = pool.submit(programs.compile_all, table.all, jax.eval_shape(empty_state), progress)
+    pool, given_up = ThreadPoolExecutor(1), Event()
+    state = jax.eval_shape(empty_state)
+    compiling = pool.submit(programs.compile_all, table.all, state, progress, given_up)
     try:
         params = parts.distribute(load_parameters(checkpoint, model, dtype, progress))
         loaded = time.monotonic()
+    except BaseException:
+        given_up.set()  # the interpreter's exit waits for what goes on
+        raise
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()

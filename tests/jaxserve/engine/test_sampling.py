@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.llm import LLM
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, UnprocessableError
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
@@ -51,7 +51,7 @@ def test_a_bad_word_of_several_tokens_never_appears(llm: LLM, prompts: list[list
     assert (a, b) in pairwise(run(llm, prompts[1], **some).token_ids)
     bound = run(llm, prompts[1], bad_words=["AB"], **some).token_ids
     assert (a, b) not in pairwise(bound)
-    with pytest.raises(EngineError, match="rules out every one"):
+    with pytest.raises(UnprocessableError, match="rule out every one"):
         run(llm, prompts[1], bad_words=["AB", "AA"], **some)
 
 

@@ -52,7 +52,7 @@ class Load:
 
 
 FULL = Load(llama_8b(max_position_embeddings=16_384), (1, 64, 256), 1024, 8192, 50)
-DRY = Load(toy_llama(), (1, 4, 8), 32, 64, 3, 8 * MIB)
+DRY = Load(toy_llama(), (1, 4), 32, 64, 3, 8 * MIB)
 
 
 class RandomCheckpoint(Checkpoint):

@@ -29,7 +29,7 @@ def toy_llama() -> ModelConfig:
         vocab_size=256,
         hidden_size=64,
         intermediate_size=64,
-        layers=(LayerConfig(_ROPE),) * 2,
+        layers=(LayerConfig(_ROPE),),
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

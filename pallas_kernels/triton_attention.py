@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tuning
+from pallas_kernels.triton_cache import check_pool_size
 from pallas_kernels.tuning import Blocks
 
 _Ref = Any  # Pallas has no public type for one
@@ -82,7 +83,8 @@ def paged_attention(
     """See `pallas_kernels.paged_attention`; the last four arguments are for tests and the tuner.
 
     Raises:
-        ValueError: a head size over 256, or pages of a type other than q's that isn't 8-bit.
+        ValueError: a head size over 256, pages of a type other than q's that isn't 8-bit, or a pool
+            that `check_pool_size` refuses.
     """
     num_tokens, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_pages.shape
@@ -92,6 +94,7 @@ def paged_attention(
         raise ValueError(f"the triton kernels take head sizes up to 256; got {head_dim}")
     if k_pages.dtype != q.dtype and k_pages.dtype.itemsize != 1:
         raise ValueError(f"pages must be {q.dtype} as q, or 8-bit; got {k_pages.dtype}")
+    check_pool_size(k_pages)
     group = heads // kv_heads
     splits = splits or tuning.max_splits(rows, kv_heads, width * block_size)
     types = (head_dim, q.dtype.itemsize, k_pages.dtype.itemsize)

@@ -15,7 +15,7 @@ def test_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["broken"] == ""
     assert figures["error_bf16"] < 2e-2
-    for batch in (1, 4, 8):
+    for batch in (1, 4):
         assert figures[f"model_decode_{batch}_over_floor"] > 0
         assert 0 <= figures[f"model_decode_{batch}_idle_share"] < 1
     assert figures["model_prefill_matmul_share"] > 0

@@ -28,7 +28,7 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
         ModelError: the model has no config that we can read.
         ConfigError: the settings don't fit the model or the GPU.
     """
-    machine = Machine.named(gpu)
+    machine = Machine.named(gpu, config.gpu_memory_utilization)
     dtype = jnp.dtype(machine.dtype(config))
     model = outline(read_model_config(path), dtype, config.max_model_len)
     limits = EngineLimits.resolve(config, model, dtype, machine)

@@ -229,7 +229,7 @@ class StepPrograms:
         """
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
-            jobs |= self._jobs(bucket, state)
+            jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
         done = compile_together(jobs, progress, given_up)
@@ -248,7 +248,9 @@ class StepPrograms:
         }
         return steps, copy
 
-    def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+    def jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+        """A bucket's programs, under keys that begin with their names; some are other buckets'
+        too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
         ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)

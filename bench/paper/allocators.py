@@ -116,11 +116,13 @@ class System:
     whole_batches: bool = False
 
     def install(self, scheduler: Scheduler) -> None:
-        """Replaces the tables of a scheduler that has no requests yet."""
-        reserve, longest = self.reserve, scheduler.max_model_len
-        if reserve is not None:
+        """Replaces the tables of a scheduler that has no requests."""
+        config, reserve, longest = scheduler.config, self.reserve, scheduler.max_model_len
+        if reserve is None:
+            scheduler.tables = BlockTables(config)
+        else:
             scheduler.tables = ReservingTables(
-                scheduler.config,
+                config,
                 lambda s: min(longest, reserve(s.num_prompt, s.limit, longest)),
                 self.whole_batches,
             )

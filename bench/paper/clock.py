@@ -77,9 +77,17 @@ class _Means:
 
 
 def simulate(
-    config: SchedulerConfig, system: System, arrivals: list[Arrival], cost: Cost
+    config: SchedulerConfig,
+    system: System,
+    arrivals: list[Arrival],
+    cost: Cost,
+    to_the_end: bool = True,
 ) -> Outcome:
-    """Runs all requests to their end. Steps don't overlap, so plans see all results."""
+    """Runs all requests. Steps don't overlap, so plans see all results.
+
+    Args:
+        to_the_end: False stops with the last arrival; latency and tokens_s mean nothing then.
+    """
     scheduler, loads = Scheduler(config), Loads()
     system.install(scheduler)
     paged = system.reserve is None
@@ -89,7 +97,7 @@ def simulate(
     running: dict[Sequence, None] = {}
     batch: list[Arrival] = []  # whose answers are given together
     means, now, latency, steps = _Means(), 0.0, 0.0, 0
-    while to_come or scheduler.has_unfinished:
+    while to_come or (to_the_end and scheduler.has_unfinished):
         while to_come and to_come[0].at <= now:
             arrival = to_come.popleft()
             name = str(len(origin))

@@ -34,19 +34,26 @@ class Load:
 
 
 class Loads:
-    """Reads the load of each plan of one scheduler, in their order."""
+    """Reads the load of each plan of one scheduler, in their order and without a gap."""
 
     def __init__(self) -> None:
         self._occupants: dict[int, Sequence] = {}
+        self._slots: tuple[int, ...] = ()
+        self._context = 0
 
     def read(self, plan: StepPlan) -> Load:
         occupants = self._occupants
         for start in plan.starts:
             occupants[start.slot] = start.sequence
+        if plan.decode_slots is self._slots:  # the same rows, a token further
+            self._context += len(self._slots)
+        else:
+            self._slots = plan.decode_slots
+            self._context = sum([occupants[slot].num_tokens for slot in self._slots])
         return Load(
             len(plan.decode_slots) + len(plan.chunks),
             plan.num_tokens,
-            sum([occupants[slot].num_tokens for slot in plan.decode_slots]),
+            self._context,
             tuple((chunk.start, len(chunk.token_ids)) for chunk in plan.chunks),
         )
 
@@ -117,7 +124,7 @@ class Measured:
     per_pair: float
 
     def bucket(self, load: Load) -> Bucket:
-        return self.table.pick(load.tokens, load.rows, mixed=bool(load.chunks))
+        return self.table.pick(load.tokens, load.rows)
 
     def seconds(self, load: Load, paged: bool) -> float:
         constant = self.constants[self.bucket(load)]

@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.paper import results as found
 from bench.paper.allocators import FASTER_TRANSFORMER, MAX, ORACLE, PAGED, POW2, SYSTEMS
 from bench.paper.clock import make_arrivals, simulate, sweep
-from bench.paper.costs import OPT_13B_A100, Cost, Measured
+from bench.paper.costs import OPT_13B_A100, Cost
 from scheduler import SchedulerConfig
 
 SLOTS = 15_728  # of a token each: 12 GB of OPT-13B's KV, as in the paper's table 1
@@ -115,11 +115,11 @@ def clock(results: found.Results, quick: bool) -> None:
 
 
 def real(results: found.Results, quick: bool) -> None:
-    from bench.paper.real import CONFIG, SCALE, calibrate, drive, open_engine
+    from bench.paper.real import CONFIG, ROWS, SCALE, calibrate, drive, open_engine
 
     llm = open_engine()
     drive(llm, PAGED, make_arrivals("alpaca-like", 4, 1, SCALE))  # warm-up
-    cost: Measured = calibrate(llm)
+    cost = calibrate(llm, ROWS[::5], 6) if quick else calibrate(llm)
     rates = {"per_context_us": 1e6 * cost.per_context, "per_pair_us": 1e6 * cost.per_pair}
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []

@@ -103,11 +103,11 @@ def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
     )
 
 
-def calibrate(llm: LLM, output: int = 16) -> Measured:
+def calibrate(llm: LLM, rows_tried: tuple[int, ...] = ROWS, output: int = 12) -> Measured:
     """A cost model of the engine, from batches that between them use every bucket."""
     steps: Steps = []
     rng = np.random.default_rng(1)
-    for rows in ROWS:
+    for rows in rows_tried:
         for prompt in (10, 40) if rows > 16 else (10, 150):
             lengths = rng.integers(max(1, prompt // 2), prompt * 3 // 2, rows)
             # Latecomers, so that chunks come beside decodes.

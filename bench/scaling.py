@@ -241,7 +241,7 @@ def main() -> None:
         figures |= decodes(bench, "batch", [(str(b), b, 128) for b in batches], steps)
         figures |= decodes(bench, "pool", [("1024", 8, 128)], steps)
         figures |= gain(bench, *((2, 1) if quick else (12, 5)))
-        figures |= cost(bench, 2 if quick else 10)
+        figures |= cost(bench, 2 if quick else 8)
         bench.close()
         for pool in pools:
             other = Bench(kv_cache_memory=pool * MIB)

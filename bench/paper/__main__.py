@@ -37,17 +37,17 @@ PAPER = SchedulerConfig(
 TRACES = ("sharegpt-like", "alpaca-like")
 Rates = dict[str, list[float]]
 RATES: Rates = {
-    "sharegpt-like": [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5],
-    "alpaca-like": [1, 2, 3, 4, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 70, 80, 90],
+    "sharegpt-like": [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3],
+    "alpaca-like": [1, 2, 4, 6, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80],
 }
 SLOW_RATES: Rates = {  # FasterTransformer's
-    "sharegpt-like": [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5],
-    "alpaca-like": [0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2],
+    "sharegpt-like": [0.02, 0.05, 0.1, 0.2, 0.3, 0.5],
+    "alpaca-like": [0.1, 0.2, 0.4, 0.7, 1, 1.5, 2],
 }
-SECONDS = {"sharegpt-like": 400.0, "alpaca-like": 200.0}
+SECONDS = {"sharegpt-like": 300.0, "alpaca-like": 100.0}
 CPU_RATES: Rates = {
-    "sharegpt-like": [0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4],
-    "alpaca-like": [0.5, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20],
+    "sharegpt-like": [0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3],
+    "alpaca-like": [0.5, 1, 2, 4, 6, 8, 10, 12, 14, 16],
 }
 PRESSURE = {"sharegpt-like": 2.5, "alpaca-like": 90.0}  # requests/s at which all of them queue
 BLOCK_RATES = {"sharegpt-like": 2.5, "alpaca-like": 70.0}
@@ -124,7 +124,7 @@ def real(results: found.Results, quick: bool) -> None:
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []
     for rate in REAL_RATES:
-        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 40) / rate, SCALE, seed=1)
+        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 30) / rate, SCALE, seed=1)
         for system in (PAGED, MAX):
             run = drive(llm, system, arrivals)
             steps += run.steps

@@ -14,7 +14,7 @@ from jaxserve.bench.arrivals import arrival_times
 from jaxserve.bench.datasets import LENGTHS
 from scheduler import Request, Scheduler, SchedulerConfig, Sequence
 
-SAMPLE_EVERY = 8  # steps between two readings of the pool
+SAMPLE_EVERY = 16  # steps between two readings of the pool
 
 
 @dataclass(frozen=True, slots=True)

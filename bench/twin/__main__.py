@@ -3,15 +3,15 @@
     python -m bench.twin [--quick] [--dtypes float32 bfloat16] [--device cpu] [--figure FILE]
 
 The engine's scheduler plans decode steps, prompts, mixed steps and a ShareGPT-like trace, and its
-runner packs them. Both sides replay the packed steps, each in its own process. A step's time is from
-the host's arrays to the sampled ids on the host; scheduling and overlap aren't in it. Every token
-that ours sampled must be the twin's likeliest, or within 1e-3 of its logit.
+runner packs them. Both sides replay the packed steps, each in its own process. A step's time is
+from the host's arrays to the sampled ids on the host; scheduling and overlap aren't in it. Every
+token that ours sampled must be the twin's likeliest, or within 1e-3 of its logit.
 
 JAXSERVE_TORCH_PYTHON names an interpreter that has torch, safetensors and NumPy; without it only
-ours is measured. The twin's --dtypes are replayed with torch.compile, and the first one also without;
---dtype is ours. With --cold, ours compiles from an empty cache, as the twin always does. On two cores
-it takes 5 minutes (--quick: 1). Exits 1 if the two disagree in float32. The last line is one flat
-JSON object.
+ours is measured. --dtypes are the twin's, each replayed with its decode steps compiled by
+torch.compile, the first also without; --dtype is ours. With --cold, ours compiles from an empty
+cache, as the twin always does. On two cores it takes 5 minutes (--quick: 1). Exits 1 if the two
+disagree in float32. The last line is one flat JSON object.
 """
 
 from __future__ import annotations

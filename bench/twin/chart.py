@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 SERIES = {
     "ours": ("jaxserve", "#2f6db3"),
@@ -51,7 +51,7 @@ def _title(case: str) -> str:
     kind, *parts = case.split("_")
     first, last = parts[0][1:], parts[-1][1:]
     return {
-        "decode": f"{first} × {last}",
+        "decode": f"{first} x {last}",
         "prefill": f"prompt\n{first}",
         "mixed": f"{first} decodes\n+ {last}",
     }[kind]

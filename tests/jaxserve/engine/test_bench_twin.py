@@ -1,8 +1,9 @@
-"""bench.twin without torch: its recorded steps, replayed, give transformers' tokens. Here, where the
-tiny engine is."""
+"""bench.twin without torch: its recorded steps, replayed, give transformers' tokens. It stands
+here because the tiny engine does."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,5 +36,5 @@ def test_decode_steps_are_recorded_at_their_context(llm: LLM) -> None:
     recorded = Recorder(llm).decode(3, 20, 4)
     contexts = [step.packed(np.zeros(3)).context_lens for step in recorded]
     assert all((lens >= 20).all() and (lens < 26).all() for lens in contexts)
-    assert all((b == a + 1).all() for a, b in zip(contexts, contexts[1:], strict=False))
+    assert all((b == a + 1).all() for a, b in pairwise(contexts))
     assert not llm.core.has_work

@@ -115,7 +115,7 @@ def export(model: Path, folder: Path) -> dict[str, Any]:
     abstract = jax.tree.unflatten(shape.structure, shape.shapes)
     save_file(
         {
-            ".".join(map(str, path)): np.asarray(checkpoint.parameter(path, None), np.float32)
+            ".".join(map(str, path)): np.ascontiguousarray(checkpoint.parameter(path), np.float32)
             for path, _ in nnx.to_flat_state(abstract)
         },
         folder / "model.safetensors",

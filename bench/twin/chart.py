@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 
 SERIES = {
     "ours": ("jaxserve", "#2f6db3"),
-    "torch_float32": ("PyTorch, compiled", "#d9702b"),
+    "torch_float32": ("PyTorch, decode compiled", "#d9702b"),
     "torch_float32_eager": ("PyTorch, eager", "#eeb68f"),
-    "torch_bfloat16": ("PyTorch bfloat16", "#8a8a8a"),
+    "torch_bfloat16": ("PyTorch bfloat16, decode compiled", "#8a8a8a"),
 }
 
 
@@ -29,14 +29,16 @@ def draw(figures: dict[str, Any], file: Path) -> None:
     decode = [n for n in cases if n.startswith("decode")]
     axes = top.subplots()
     _bars(axes, figures, series, {_title(n): f"{n}_{{}}_ms" for n in decode})
-    axes.set(title="Decode: a step by rows and context", ylabel="ms a step", yscale="log")
+    axes.set(title="Decode steps: rows x context", ylabel="ms a step (log)", yscale="log")
     axes.legend(frameon=False, ncols=len(series), loc="upper left")
-    axes.margins(y=0.18)
-    prompts, rate, start, memory = bottom.subplots(1, 4, width_ratios=[4, 1, 1, 1])
-    _bars(prompts, figures, series, {_title(n): f"{n}_{{}}_ms" for n in cases if n not in decode})
-    prompts.set(title="Steps with prompts", ylabel="ms a step")
+    axes.margins(x=0.01, y=0.18)
+    prompts, rate, start, memory = bottom.subplots(1, 4, width_ratios=[5, 1, 1, 1])
+    rest = {_title(n): f"{n}_{{}}_ms" for n in cases if n not in decode}
+    _bars(prompts, figures, series, rest, scale=1 / 1000)
+    prompts.set(title="Steps with a prompt, or decodes + a prompt (tokens)", ylabel="s a step")
+    prompts.margins(x=0.01)
     _bars(rate, figures, series, {"": "trace_{}_tok_s"})
-    rate.set(title="ShareGPT-like trace", ylabel="output tokens / s of step time")
+    rate.set(title="ShareGPT-like", ylabel="output tokens / s of steps")
     _bars(start, figures, series, {"": "{}_start_s"})
     start.set(title="Load and compile", ylabel="s")
     _bars(memory, figures, series, {"": "{}_peak_mib"}, scale=1 / 1024)
@@ -49,12 +51,7 @@ def draw(figures: dict[str, Any], file: Path) -> None:
 
 def _title(case: str) -> str:
     kind, *parts = case.split("_")
-    first, last = parts[0][1:], parts[-1][1:]
-    return {
-        "decode": f"{first} x {last}",
-        "prefill": f"prompt\n{first}",
-        "mixed": f"{first} decodes\n+ {last}",
-    }[kind]
+    return {"decode": " x ", "mixed": " + ", "prefill": ""}[kind].join(p[1:] for p in parts)
 
 
 def _bars(
@@ -67,6 +64,6 @@ def _bars(
         heights = [figures[key.format(name)] * scale for key in groups.values()]
         places = [i + (n - (len(series) - 1) / 2) * width for i in range(len(groups))]
         bars = axes.bar(places, heights, width * 0.94, label=label, color=color)
-        texts = [f"{h:.0f}" if h >= 10 else f"{h:.1f}" for h in heights]
+        texts = [f"{h:.0f}" if h >= 10 else f"{h:.1f}" if h >= 1 else f"{h:.2f}" for h in heights]
         axes.bar_label(bars, texts, fontsize=7, padding=1, color="#444444")
     axes.set_xticks(range(len(groups)), groups)

@@ -26,6 +26,10 @@ from safetensors.torch import load_file
 
 from bench.twin.trace import PackedStep, load, random_pages
 
+SEGMENT = 5  # layers that one compiled program runs, as in ours on a CPU
+Pair = tuple[torch.Tensor, torch.Tensor]
+Layer = tuple[torch.Tensor, ...]
+
 
 class Batch(NamedTuple):
     """A step on the device.
@@ -100,22 +104,31 @@ class Twin:
         k, v = (torch.from_numpy(x).to(device, dtype) for x in pages)
         self.pages = [(k.clone(), v.clone()) for _ in self.layers]  # [B * P, K, D] each
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [S, V]."""
+    def forward(self, batch: Batch, segment: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Logits [S, V]; `segment` is run_layers or a compiled form of it."""
         x = self.embedding[batch.tokens]
-        cos, sin = (a[batch.positions, None] for a in (self.cos, self.sin))
-        for layer, (k_pages, v_pages) in zip(self.layers, self.pages, strict=True):
+        rope = self.cos[batch.positions, None], self.sin[batch.positions, None]
+        for first in range(0, len(self.layers), SEGMENT):
+            own = slice(first, first + SEGMENT)
+            x = segment(x, rope, self.layers[own], self.pages[own], batch)
+        return F.linear(self._rms(x[batch.rows], self.norm), self.head)
+
+    def run_layers(
+        self, x: torch.Tensor, rope: Pair, layers: list[Layer], pages: list[Pair], batch: Batch
+    ) -> torch.Tensor:
+        """Some layers, on x [T, E]."""
+        for layer, (k_pages, v_pages) in zip(layers, pages, strict=True):
             in_norm, qkv, out, post_norm, gate_up, down = layer
             rows = F.linear(self._rms(x, in_norm), qkv)
             rows = rows.view(len(x), self.kv_heads, -1, self.head_dim)  # [T, K, G+2, D]
             q, k, v = rows[:, :, :-2], rows[:, :, -2], rows[:, :, -1]
-            q = _rotated(q.flatten(1, 2), cos, sin).view_as(q)
-            k_pages[batch.write_slots] = _rotated(k, cos, sin)
+            q = _rotated(q.flatten(1, 2), *rope).view_as(q)
+            k_pages[batch.write_slots] = _rotated(k, *rope)
             v_pages[batch.write_slots] = v
             x = x + F.linear(self._attention(q, k_pages, v_pages, batch), out)
             gate, up = F.linear(self._rms(x, post_norm), gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, down)
-        return F.linear(self._rms(x[batch.rows], self.norm), self.head)
+        return x
 
     def _rms(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         f = x.float()
@@ -212,20 +225,26 @@ class Differences:
 
 def replay(
     twin: Twin,
-    forward: Callable[[Batch], torch.Tensor],
+    decode: Callable[..., torch.Tensor],
     steps: list[PackedStep],
     passes: int,
     slots: int,
     device: str,
 ) -> tuple[list[list[float]], Differences]:
-    """Seconds [passes + 1, steps], the first pass to warm up; passes 1 has none."""
+    """Seconds [passes + 1, steps], the first pass to warm up; one pass has none.
+
+    Args:
+        decode: what runs a segment of a pure decode step; others run as they are.
+        slots: rows of the table of last tokens.
+    """
     seconds, differences = [], Differences()
     for n in range(passes + (passes > 1)):
         taken = []
         last = torch.zeros(slots, dtype=torch.long, device=device)
         for step in steps:
             begin = time.perf_counter()
-            logits = forward(to_device(step, last, twin.page, device))
+            segment = decode if step.decode else twin.run_layers
+            logits = twin.forward(to_device(step, last, twin.page, device), segment)
             logits.argmax(-1).tolist()
             taken.append(time.perf_counter() - begin)
             kept = step.keep > 0
@@ -246,13 +265,14 @@ def main() -> None:
     twin = Twin(shape, weights, getattr(torch, dtype), device)
     del weights
     figures: dict[str, Any] = {"load_s": time.perf_counter() - begin}
-    compiled = torch.compile(twin.forward, dynamic=True) if mode == "compile" else twin.forward
+    decode = twin.run_layers
+    if mode == "compile":
+        decode = torch.compile(decode, dynamic=True)
     cases: dict[str, Any] = {}
     with torch.inference_mode():
         for name, steps in load(Path(folder) / "plans.npz").items():
             several = 1 if name == "trace" else int(passes)
-            forward = compiled if all(step.decode for step in steps) else twin.forward
-            seconds, found = replay(twin, forward, steps, several, shape["slots"], device)
+            seconds, found = replay(twin, decode, steps, several, shape["slots"], device)
             cases[name] = {
                 "seconds": seconds,
                 "equal": found.equal,

@@ -23,16 +23,16 @@ class Sizes:
 
     rows: tuple[int, ...] = (1, 8, 32)
     contexts: tuple[int, ...] = (128, 512, 1024)
-    steps: int = 6
+    steps: int = 5
     chunks: tuple[int, ...] = (128, 512, 1024)
     mixed: tuple[tuple[int, int], ...] = ((8, 120), (31, 481), (31, 512))
     mixed_context: int = 512
-    requests: int = 24
-    scale: float = 0.5
-    passes: int = 3
+    requests: int = 16
+    scale: float = 0.25
+    passes: int = 2
 
 
-QUICK = Sizes((1, 8), (128,), 3, (128,), ((7, 121),), 128, 8, 0.1, 2)
+QUICK = Sizes((1, 8), (128,), 3, (128,), ((7, 121),), 128, 4, 0.1)
 
 
 def record(recorder: Recorder, sizes: Sizes) -> dict[str, list[Recorded]]:

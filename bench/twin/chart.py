@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 
 SERIES = {
     "ours": ("jaxserve", "#2f6db3"),
-    "torch_float32": ("PyTorch, decode compiled", "#d9702b"),
-    "torch_float32_eager": ("PyTorch, eager", "#eeb68f"),
-    "torch_bfloat16": ("PyTorch bfloat16, decode compiled", "#8a8a8a"),
+    "torch_float32": ("PyTorch, eager", "#eeb68f"),
+    "torch_float32_compiled": ("PyTorch, decode steps compiled", "#d9702b"),
+    "torch_bfloat16": ("PyTorch bfloat16, eager", "#8a8a8a"),
 }
 
 

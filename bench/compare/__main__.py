@@ -20,7 +20,9 @@ import argparse
 import asyncio
 import datetime
 import json
+import signal
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +169,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     args.out.mkdir(parents=True, exist_ok=True)
     points = [Point("concurrency", value) for value in args.concurrency]
     points += [Point("rate", value) for value in args.rates]

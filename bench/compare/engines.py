@@ -61,8 +61,8 @@ class Engine:
 
 
 def _ours(folder: Path, port: int) -> list[str]:
-    sizes = ["--max-num-seqs", str(MAX_SEQS), "--max-model-len", str(MAX_LEN)]
-    flags = ["--kv-cache-memory", "1GiB", "--no-access-log", "--port", str(port)]
+    sizes = ["--max-num-seqs", str(MAX_SEQS), "--kv-cache-memory", "1GiB"]
+    flags = ["--no-access-log", "--port", str(port)]
     return ["-m", "jaxserve.cli.main", "serve", str(folder), *sizes, *flags]
 
 

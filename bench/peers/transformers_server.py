@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import queue
 import sys
 import threading
@@ -184,6 +185,7 @@ def main() -> None:
     app.router.add_get("/health", api.models)
     app.router.add_post("/v1/completions", api.completions)
     web.run_app(app, host="127.0.0.1", port=int(port), print=None)
+    os._exit(0)  # the engines' threads would hold the process
 
 
 main()

@@ -71,7 +71,8 @@ def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
         sizes = ["--max-num-seqs", str(MAX_SEQS), "--max-model-len", str(MAX_LEN)]
         flags = ["--dtype", dtype, "--block-size", "32", "--enforce-eager"]
         address = ["--host", "127.0.0.1", "--port", str(port)]
-        entry = ["-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
+        # `vllm serve` asks for metadata that the CPU build has under another name.
+        entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         return [*entry, *sizes, *flags, *address]
 
     return command

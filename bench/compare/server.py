@@ -43,13 +43,11 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        while not self._answers():
-            if self._process.poll() is not None:
-                raise ServerFailed(f"ended at its start: {self._last_words()}")
-            if time.perf_counter() - began > limit_s:
-                self.stop()
-                raise ServerFailed(f"not ready after {limit_s:.0f} s: {self._last_words()}")
-            time.sleep(0.2)
+        try:
+            self._wait(began + limit_s)
+        except BaseException:
+            self.stop()
+            raise
         self.ready_s = time.perf_counter() - began
 
     def pause(self) -> None:
@@ -69,6 +67,14 @@ class Server:
         for pid in family:
             _send(pid, signal.SIGKILL)
         self._process.wait()
+
+    def _wait(self, until: float) -> None:
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise ServerFailed(f"ended at its start: {self._last_words()}")
+            if time.perf_counter() > until:
+                raise ServerFailed(f"not ready in time: {self._last_words()}")
+            time.sleep(0.2)
 
     def _answers(self) -> bool:
         try:

@@ -7,7 +7,8 @@ torch and transformers (bench/peers/setup.sh makes both). Every engine gets the 
 weights and the same prompts, in one process without a server, greedy, end ignored; peers compute
 in float32 and again in bfloat16. Loads: batches that come together, a long prompt's first token,
 and a trace of mixed lengths, ShareGPT's by a quarter, that comes all at once. A peer that is
-missing, fails or takes more than --peer-limit seconds is noted with the reason.
+missing, fails or takes more than --peer-limit or --bf16-limit seconds is noted with the reason,
+beside what it gave until then.
 
 The limits are measured in the same run: bytes of the weights over the speed of reading memory,
 FLOPs of the weights over the speed of a large float32 matmul. Host work is what a turn of the loop
@@ -284,6 +285,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--trace", type=int, default=48, help="requests of the mixed trace")
     parser.add_argument("--peer-limit", type=float, default=150.0, help="seconds for one peer")
+    parser.add_argument("--bf16-limit", type=float, default=75.0, help="the same, in bfloat16")
     parser.add_argument("--skip-peers", action="store_true")
     parser.add_argument("--skip-toy", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8 tokens of 1 and 4 requests")
@@ -302,7 +304,8 @@ def main() -> None:
         for dtype in ("float32", "bfloat16"):
             for name, (variable, script) in PEER_SCRIPTS.items():
                 alike = replace(job, dtype=dtype, trace=trace if dtype == "float32" else [])
-                found, reason = peer(variable, script, alike, args.peer_limit)
+                limit_s = args.peer_limit if dtype == "float32" else args.bf16_limit
+                found, reason = peer(variable, script, alike, limit_s)
                 beside(figures, f"{name}_{dtype}", found, reason)
     for name, value in figures.items():
         print(f"{name:45} {value}")

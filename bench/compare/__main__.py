@@ -36,7 +36,7 @@ from jaxserve.bench.load import Load, drive
 from jaxserve.bench.report import summarise
 from jaxserve.bench.settings import DatasetConfig, LoadConfig
 
-SECONDS_OF_ARRIVALS = 10.0
+SECONDS_OF_ARRIVALS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Point:
         if self.sweep == "rate":
             count = max(4, round(self.value * SECONDS_OF_ARRIVALS))
             return DatasetConfig("alpaca-like", num_prompts=count, seed=seed)
+        if self.sweep == "warm-up":
+            return DatasetConfig("random", num_prompts=4, input_tokens=16, output_tokens=4)
         count = max(3, round(self.value * 1.5)) if self.value < 32 else int(self.value)
         return DatasetConfig(
             "random",
@@ -64,6 +66,9 @@ class Point:
         if self.sweep == "rate":
             return LoadConfig(url, request_rate=self.value)
         return LoadConfig(url, max_concurrency=int(self.value))
+
+
+WARM_UP = Point("warm-up", 4)
 
 
 class Runner:
@@ -83,8 +88,12 @@ class Runner:
             server = Server(engine, self._folder, log, limit_s=300)
         except ServerFailed as failure:
             return str(failure)
+        try:
+            self._drive(server, WARM_UP, seed=0)
+        except TimeoutError:
+            server.stop()
+            return f"four short requests took over {self._limit_s:.0f} s"
         self._servers[engine.name] = server
-        self._drive(server, Point("concurrency", 4), seed=10**6)
         server.pause()
         print(f"{engine.name}: ready after {server.ready_s:.1f} s", flush=True)
         return None

@@ -108,7 +108,7 @@ class Runner:
         for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
-            asked = None if bucket.decode else {}
+            asked: dict[Sequence, int] | None = None if bucket.decode else {}
             self.draw(self._start(bucket, buffers, 0, [], asked)).wait()
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)

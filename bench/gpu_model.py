@@ -178,7 +178,8 @@ class ModelBench:
             self._wait()
             begin = time.perf_counter()
             for _ in range(times):
-                runner._state, *_ = step(runner._params, runner._state, buffers.ints, buffers.draws)
+                state, _, rows = step.layers(runner._params, runner._state, buffers.ints)
+                runner._state, _ = step.sample(runner._params, state, rows, buffers.draws)
             self._wait()
             return time.perf_counter() - begin
 

@@ -78,7 +78,7 @@ def _write_kernel(
     """One token."""
     token = pl.program_id(0)
     slot = slots_ref[token]
-    _, kv_heads, block_size, head_dim = k_pages_ref.shape
+    kv_heads, block_size, head_dim = k_pages_ref.shape[1:]
 
     @pl.when(slot >= 0)
     def _() -> None:

@@ -69,9 +69,15 @@ class EngineLimits:
             step_bytes: what the largest step allocates on a GPU; None estimates it.
 
         Raises:
-            ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
+            ConfigError: the KV memory holds no block, max_model_len exceeds the model's, or the
+                machine can't keep what batch_invariant promises.
         """
         on_cpu = machine.on_cpu
+        if config.batch_invariant and not on_cpu:
+            raise ConfigError(
+                "batch_invariant holds on a CPU alone: a GPU's matrix products go by their shape; "
+                "leave it out"
+            )
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
         if wanted > context:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,9 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     model = outline(checkpoint.config, dtype, config.max_model_len)
     vocab = min(model.config.vocab_size, num_ids)
     limits = EngineLimits.resolve(config, model, dtype, machine)
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
+    )
     if not machine.on_cpu and config.kv_cache_memory is None:
         small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
         probe, state = step_programs(small, model, machine, vocab), state_maker(small, dtype, vocab)
@@ -71,11 +74,15 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         limits = EngineLimits.resolve(config, model, dtype, machine, measured)
     programs = step_programs(limits, model, machine, vocab)
     empty_state = state_maker(limits, dtype, vocab)
-    pool = ThreadPoolExecutor(1)
-    compiling = pool.submit(programs.compile_all, table.all, jax.eval_shape(empty_state), progress)
+    pool, given_up = ThreadPoolExecutor(1), Event()
+    state = jax.eval_shape(empty_state)
+    compiling = pool.submit(programs.compile_all, table.all, state, progress, given_up)
     try:
         params = programs.parts.distribute(load_parameters(checkpoint, model, dtype, progress))
         loaded = time.monotonic()
+    except BaseException:
+        given_up.set()  # the interpreter's exit waits for what goes on
+        raise
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,8 @@ def measure(programs: StepPrograms, bucket: Bucket, new_state: Callable[[], Step
     Args:
         new_state: makes a state with a pool of few blocks.
     """
-    steps, _ = programs.compile_all((bucket,), jax.eval_shape(new_state), progress=False)
+    state = jax.eval_shape(new_state)
+    steps, _ = programs.compile_all((bucket,), state, progress=False, given_up=Event())
     step = steps[bucket]
     return max(_declared(step), _called(step, programs, bucket, new_state))
 
@@ -76,8 +78,9 @@ def _called(
     before = device.memory_stats() or {}
     outputs = []
     for _ in range(2):
-        state, *output = step(params, state, buffers.ints, buffers.draws)
-        outputs.append(output)
+        state, x, rows = step.layers(params, state, buffers.ints)
+        state, output = step.sample(params, state, rows, buffers.draws)
+        outputs.append((x, rows, output))
     jax.block_until_ready(outputs)
     after = device.memory_stats() or {}
     peak = int(after.get("peak_bytes_in_use", 0))

@@ -71,7 +71,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         pages = allocate(limits.layout.buffers, limits.num_blocks, config.block_size, dtype)
         return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
 
-    programs = StepPrograms(parts, groups, width, vocab)
+    programs = StepPrograms(parts, groups, width, vocab, one_by_one=machine.on_cpu)
     pool = ThreadPoolExecutor(1)
     compiling = pool.submit(programs.compile_all, table.all, jax.eval_shape(empty_state), progress)
     try:

@@ -21,7 +21,7 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -38,11 +38,8 @@ from scheduler import (
 
 log = logging.getLogger(__name__)
 
-MAX_FAULTS = 3  # steps in a row that may fail before the engine gives up
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
-NOTHING_TO_DRAW = (
-    "no token could be drawn: the model's logits weren't finite, or the request rules out every one"
-)
+NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
 
 @contextmanager
@@ -112,7 +109,6 @@ class EngineCore:
         self._overlap = config.overlap
         self._flights: deque[InFlight] = deque()  # oldest first
         self._started: StepPlan | None = None  # of a step that isn't drawn, so not in flight yet
-        self._faults = 0  # steps in a row that failed as a whole
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
@@ -257,7 +253,7 @@ class EngineCore:
         self._started = None
         self._flights.append(InFlight(plan, handle, begin))
         failures = self._runner.take_failures()
-        return outputs + [self._fail(sequence, reason) for sequence, reason in failures]
+        return outputs + [self._fail(sequence, error) for sequence, error in failures]
 
     def _lose_state(self, failure: _StepFailure) -> list[Output]:
         """After a step that failed as a whole: its KV is lost, and with it all started requests.
@@ -265,7 +261,7 @@ class EngineCore:
         Those that wait go on, with a new state of the device.
 
         Raises:
-            Exception: the cause, when too many steps in a row have failed: no request is to blame.
+            Exception: the cause, when the step's programs fail without any request, too.
         """
         error, plans = failure.error, [flight.plan for flight in self._flights]
         if self._started is not None:
@@ -280,10 +276,11 @@ class EngineCore:
         self._flights.clear()
         self._scheduler.reset_prefix_cache()
         self._runner.take_failures()
-        self._runner.reset()
-        self._faults += 1
-        if self._faults > MAX_FAULTS:
-            raise error
+        try:
+            self._runner.reset()
+        except Exception:
+            log.exception("the step's programs fail without requests, too")
+            raise error from None
         reason = f"the step that computed it failed: {error}"
         return [
             Output(request_id, [], error=reason, error_kind=EngineError.__name__)
@@ -306,7 +303,6 @@ class EngineCore:
         with _blamed_on_the_step():
             results = self._flights[0].handle.wait()
         done = self._flights.popleft()
-        self._faults = 0
         self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)
@@ -323,7 +319,7 @@ class EngineCore:
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
-                outputs.append(self._fail(seq, NOTHING_TO_DRAW))
+                outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
             if seq.request.payload.pool:
                 outputs.append(
@@ -354,15 +350,14 @@ class EngineCore:
             )
         return outputs + self._beams.select()
 
-    def _fail(self, sequence: Sequence, reason: str) -> Output:
+    def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
         for sibling in self._scheduler.sequences(sequence.request.request_id):
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
                 sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
-        return Output(
-            sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
-        )
+        kind = InvalidRequestError if isinstance(error, InvalidRequestError) else EngineError
+        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind.__name__)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:

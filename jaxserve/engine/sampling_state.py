@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.sampling.grammar import GrammarError
+from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
@@ -48,14 +48,15 @@ class SamplingState:
         self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
         self._unwritten: set[int] = set()  # slots whose first mask is still to come
-        self.failed: list[tuple[Sequence, str]] = []  # sequences that can't go on, and why
+        self.failed: list[tuple[Sequence, JaxserveError]] = []  # that can't go on, and why
 
     def start(self, start: SlotStart) -> None:
         """Takes in the slot's new occupant."""
         try:
             self._occupy(start)
         except Exception as error:  # whatever it is, it is this request's alone
-            self.failed.append((start.sequence, f"its sampling couldn't be set up: {error!r}"))
+            reason = EngineError(f"its sampling couldn't be set up: {error!r}")
+            self.failed.append((start.sequence, reason))
 
     def _occupy(self, start: SlotStart) -> None:
         sequence, slot = start.sequence, start.slot
@@ -94,9 +95,9 @@ class SamplingState:
                 row = mask.row(position, sequence.output_token_ids)
             except Exception as error:
                 del self._masks[slot]
-                reason = str(error) if isinstance(error, GrammarError) else repr(error)
-                message = f"the output can't go on under its grammar: {reason}"
-                self.failed.append((sequence, message))
+                if not isinstance(error, JaxserveError):
+                    error = EngineError(f"its mask couldn't be built: {error!r}")
+                self.failed.append((sequence, error))
             else:
                 self._mask_rows.add(slot, row)
 

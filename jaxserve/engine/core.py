@@ -21,7 +21,7 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, UnprocessableError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -114,6 +114,7 @@ class EngineCore:
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
+            embedding_size=started.model.hidden_size,
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
@@ -139,7 +140,8 @@ class EngineCore:
     def report(self) -> EngineStats:
         """What there is to say of the time since the last report."""
         (seconds, tokens), self._last_step = self._last_step, (None, 0)
-        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens)
+        busy_s = time.monotonic() - self._flights[0].started if self._flights else 0.0
+        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached text; refused (False) while any request holds blocks."""
@@ -163,6 +165,8 @@ class EngineCore:
             self._register(message, None if compiled is None else compiled.result())
         except (InvalidRequestError, RequestTooLongError) as error:
             return _refusal(message, "InvalidRequestError", error)
+        except UnprocessableError as error:
+            return _refusal(message, UnprocessableError.__name__, error)
         except QueueFullError as error:
             return _refusal(message, "OverloadedError", error)
         except Exception as error:  # whatever it is, it is this request's alone
@@ -356,8 +360,8 @@ class EngineCore:
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
                 sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
-        kind = InvalidRequestError if isinstance(error, InvalidRequestError) else EngineError
-        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind.__name__)
+        kind = type(error).__name__
+        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import Event
 from typing import NamedTuple
 
 import jax
@@ -221,19 +222,20 @@ class StepPrograms:
         return StepInts(*split(ints, int_shapes(bucket, self.width, self.groups)))
 
     def compile_all(
-        self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
+        self, buckets: tuple[Bucket, ...], state: StepState, progress: bool, given_up: Event
     ) -> tuple[dict[Bucket, Step], CopyBlocks]:
         """Compiles every bucket's programs, and the one that copies blocks.
 
         Args:
             state: shapes are enough.
+            given_up: as compile_together().
         """
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
-            jobs |= self._jobs(bucket, state)
+            jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
-        done = compile_together(jobs, progress)
+        done = compile_together(jobs, progress, given_up)
         copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
             bucket: Step(
@@ -249,7 +251,9 @@ class StepPrograms:
         }
         return steps, copy
 
-    def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+    def jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+        """A bucket's programs, under keys that begin with their names; some are other buckets'
+        too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
         ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import UnprocessableError
 from jaxserve.sampling.grammar import Grammar, GrammarState
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import WORD, mask_words
@@ -45,7 +45,7 @@ class MaskRules:
             bad_words: the token ids of params.bad_words.
 
         Raises:
-            InvalidRequestError: no token may come first.
+            UnprocessableError: no token may come first.
         """
         early = params.min_tokens > 0 and bool(stop_ids)
         if not (early or bad_words or grammar or params.allowed_token_ids):
@@ -76,9 +76,9 @@ class MaskRules:
 
     @staticmethod
     def check_any(row: np.ndarray, position: int) -> None:
-        """Raises InvalidRequestError if a packed mask allows no token."""
+        """Raises UnprocessableError if a packed mask allows no token."""
         if not row.any():
-            raise InvalidRequestError(
+            raise UnprocessableError(
                 f"the request rules out every token at output position {position}: loosen its "
                 "allowed_token_ids, bad_words, min_tokens or structured output"
             )
@@ -113,7 +113,8 @@ class TokenMask:
 
         Raises:
             GrammarError: the outputs break the grammar.
-            InvalidRequestError: it has grown too complex, or no token is allowed.
+            InvalidRequestError: it has grown too complex.
+            UnprocessableError: no token is allowed.
         """
         row = self._rules.row(position, outputs)
         if self._grammar is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.llm import LLM
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, UnprocessableError
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
@@ -51,7 +51,7 @@ def test_a_bad_word_of_several_tokens_never_appears(llm: LLM, prompts: list[list
     assert (a, b) in pairwise(run(llm, prompts[1], **some).token_ids)
     bound = run(llm, prompts[1], bad_words=["AB"], **some).token_ids
     assert (a, b) not in pairwise(bound)
-    with pytest.raises(InvalidRequestError, match="rules out every token at output position"):
+    with pytest.raises(UnprocessableError, match="rules out every token at output position"):
         run(llm, prompts[1], bad_words=["AB", "AA"], **some)
 
 
@@ -70,7 +70,7 @@ def test_a_request_that_rules_out_every_token_is_refused_before_it_starts(
     news = [refused] if refused else []
     while llm.core.has_work:
         news += llm.core.step()
-    assert [o.error_kind for o in news] == ["InvalidRequestError"]
+    assert [o.error_kind for o in news] == ["UnprocessableError"]
     assert "rules out every token at output position 0" in (news[0].error or "")
 
 
@@ -78,7 +78,7 @@ def test_a_grammar_that_ends_too_early_fails_that_request_alone(
     llm: LLM, prompts: list[list[int]]
 ) -> None:
     some = {"structured_outputs": StructuredOutputsParams(regex="abc"), "min_tokens": 5}
-    with pytest.raises(InvalidRequestError, match="every token at output position 3"):
+    with pytest.raises(UnprocessableError, match="every token at output position 3"):
         run(llm, prompts[1], **some)
 
 

@@ -23,7 +23,7 @@ import jax
 
 from bench import gpu_kernels, gpu_model, sampling
 from jaxserve.config import EngineConfig
-from jaxserve.engine.machine import reserve_gpu_memory
+from jaxserve.engine.machine import prepare_gpu
 
 PARTS = ("kernels", "model", "sampler")
 
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=450.0)
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
-    reserve_gpu_memory(EngineConfig().gpu_memory_utilization)
+    prepare_gpu(EngineConfig().gpu_memory_utilization)
     if jax.default_backend() != "gpu" and not args.dry_run:
         print("bench.gpu needs a CUDA device; this process has none")
         return 2

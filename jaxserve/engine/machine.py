@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -22,14 +23,23 @@ GPUS = {
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # now, and once
 
 
-def reserve_gpu_memory(share: float) -> None:
-    """Lets XLA take this share of a GPU's memory, where its own default is three quarters.
+# Outside of command buffers (CUDA graphs), where XLA leaves them by default, a branch or a loop
+# has the host wait for the device: no step could be dispatched while one runs.
+_COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
-    Without effect on a device that this process has used before. XLA's own variable wins where
-    the user has set it.
+
+def prepare_gpu(share: float) -> None:
+    """Lets XLA take this share of a GPU's memory, where its own default is three quarters, and
+    launch branches and loops without the host.
+
+    Without effect once this process has used the device. The user's own settings of XLA win.
     """
     if not any(name in os.environ for name in _FRACTIONS):
         os.environ[_FRACTIONS[0]] = str(share)
+    flags = os.environ.get("XLA_FLAGS", "")
+    # No plugin, no GPU: and any flag is part of the keys of the compilation cache.
+    if importlib.util.find_spec("jax_plugins") is not None and _COMMAND_BUFFERS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_COMMAND_BUFFERS}=+CONDITIONAL,+WHILE".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """The one that this process computes on; see reserve_gpu_memory."""
+        """The one that this process computes on; see prepare_gpu."""
         if jax.default_backend() == "cpu":
             return cls(None)
         stats = jax.local_devices()[0].memory_stats() or {}

@@ -18,7 +18,7 @@ from jaxserve.engine import step_memory
 from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.limits import EngineLimits, use_compilation_cache
 from jaxserve.engine.loader import ModelOutline, load_parameters, outline
-from jaxserve.engine.machine import Machine, reserve_gpu_memory
+from jaxserve.engine.machine import Machine, prepare_gpu
 from jaxserve.engine.paged_cache import allocate
 from jaxserve.engine.runner import Runner
 from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
@@ -57,7 +57,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     """
     began = time.monotonic()
     use_compilation_cache()
-    reserve_gpu_memory(config.gpu_memory_utilization)
+    prepare_gpu(config.gpu_memory_utilization)
     machine = Machine.here()
     dtype = jnp.dtype(machine.dtype(config))
     checkpoint = open_checkpoint(model_path)

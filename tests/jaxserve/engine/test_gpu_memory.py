@@ -13,7 +13,7 @@ from jaxserve.config import MIB
 from jaxserve.engine import step_memory
 from jaxserve.engine.limits import SLACK
 from jaxserve.engine.llm import LLM
-from jaxserve.engine.machine import Machine, reserve_gpu_memory
+from jaxserve.engine.machine import Machine, prepare_gpu
 from jaxserve.sampling.params import SamplingParams
 
 
@@ -50,11 +50,11 @@ def test_the_pool_takes_what_a_measured_step_leaves(
 def test_xla_is_given_the_share_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
-    reserve_gpu_memory(0.5)
+    prepare_gpu(0.5)
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.25")  # XLA refuses to be told twice
-    reserve_gpu_memory(0.5)
+    prepare_gpu(0.5)
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
 

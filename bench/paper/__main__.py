@@ -70,7 +70,7 @@ def curves(
     """Latency against request rate, of all systems on both traces."""
     results[name], results[f"{name}_knees"] = {}, {}
     for trace in TRACES:
-        seconds = 30.0 if quick else SECONDS[trace]
+        seconds = 20.0 if quick else SECONDS[trace]
         points = {}
         for system in SYSTEMS:
             own = rates if system is not FASTER_TRANSFORMER else SLOW_RATES

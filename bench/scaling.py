@@ -13,6 +13,7 @@ last line is one flat JSON object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -39,7 +40,7 @@ class Bench:
         self.llm = LLM(MODEL, progress=False, **settings)
         self._clock = HostClock(self.llm)
         self._rng = np.random.default_rng(0)
-        self._names = map(str, iter(range(10**9)))
+        self._names = map(str, itertools.count())
         self.run(1, 20, 2)
 
     def tokens(self, count: int) -> list[int]:

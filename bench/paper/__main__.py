@@ -158,7 +158,7 @@ def sharing(results: found.Results, quick: bool) -> None:
         for trace in TRACES
     }
     llm = LLM("smollm2-135m", progress=False, enable_prefix_caching=False)
-    counts = {"sharegpt-like": 0 if quick else 3, "alpaca-like": 1 if quick else 5}
+    counts = {"sharegpt-like": 0 if quick else 2, "alpaca-like": 1 if quick else 5}
     results["beams"] = {
         trace: {n: beam_saving(llm, trace, n, count) for n in WIDTHS}
         for trace, count in counts.items()

@@ -44,14 +44,15 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 KERNELS_VENV ?= .venv-kernels
 KERNELS_JAX   = $(shell "$(PYTHON)" -c 'import sys; print("0.11.2" if sys.version_info >= (3, 12) else "0.10.2")')
 
-kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels, with no GPU
+kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels and of a step, with no GPU
 	$(KERNELS_VENV)/bin/python -m bench.kernels_report
+	$(KERNELS_VENV)/bin/python -m bench.step_report
 
-$(KERNELS_VENV)/.installed:
-	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.4 GB)"
+$(KERNELS_VENV)/.installed: pyproject.toml
+	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.8 GB)"
 	"$(PYTHON)" -m venv $(KERNELS_VENV)
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  jax==$(KERNELS_JAX) jax-cuda13-plugin==$(KERNELS_JAX) jax-cuda13-pjrt==$(KERNELS_JAX) \
+	  -e . jax==$(KERNELS_JAX) jax-cuda13-plugin==$(KERNELS_JAX) jax-cuda13-pjrt==$(KERNELS_JAX) \
 	  nvidia-cuda-nvdisasm nvidia-cuda-nvcc nvidia-nvvm
 	@touch $@
 

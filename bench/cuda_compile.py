@@ -96,6 +96,8 @@ class Gpu:
         )
 
 
+_CONTAINERS = ("kSequential", "kConditional", "kWhile")
+
 GPUS = {
     gpu.arch: gpu
     for gpu in (
@@ -145,12 +147,32 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A compiled function: its kernels, and the bytes of temporary and of aliased memory."""
+class Thunk:
+    """One thing that the device does: a kernel, a matrix product of a library, a copy.
 
-    kernels: list[Kernel]
+    Args:
+        kind: XLA's, as kCustomKernel.
+        buffered: whether a command buffer (a CUDA graph) launches it.
+    """
+
+    name: str
+    kind: str
+    buffered: bool
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled function: its memory in bytes, and what the device does, in order.
+
+    Args:
+        temporary, outputs: allocated for a call; outputs without the aliased ones.
+        aliased: of arguments that it updates in place.
+    """
+
     temporary: int
+    outputs: int
     aliased: int
+    thunks: list[Thunk]
 
 
 def compile_for(gpu: Gpu, fn: Callable[..., Any], args: Any, **jit: Any) -> Compiled:
@@ -165,10 +187,33 @@ def compile_for(gpu: Gpu, fn: Callable[..., Any], args: Any, **jit: Any) -> Comp
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
     with jax.set_mesh(mesh):  # Pallas reads the kind of GPU from here
         memory = jax.jit(fn, **jit).lower(*shapes).compile().memory_analysis()
-    return Compiled(list(_kernels()), memory.temp_size_in_bytes, memory.alias_size_in_bytes)
+    aliased = memory.alias_size_in_bytes
+    outputs = memory.output_size_in_bytes - aliased
+    return Compiled(memory.temp_size_in_bytes, outputs, aliased, list(_thunks()))
 
 
-def _kernels() -> Iterator[Kernel]:
+def _thunks() -> Iterator[Thunk]:
+    """Of the function compiled last."""
+    # Written by the last pass over them; a function too small for a command buffer has no passes.
+    paths = glob.glob(f"{_DUMP}/*thunk_sequence_after_thunk_passes.txt")
+    paths = paths or glob.glob(f"{_DUMP}/*thunk_sequence.txt")
+    buffer_depth: int | None = None
+    with open(paths[0]) as file:
+        for line in file:
+            found = re.match(r"( *)\d+: (k\w+) +\[[^\]]*\] *(\w*)", line)
+            if found is None:
+                continue
+            depth, kind = len(found[1]), found[2]
+            if buffer_depth is not None and depth <= buffer_depth:
+                buffer_depth = None
+            if kind == "kCommandBuffer":
+                buffer_depth = depth
+            elif kind not in _CONTAINERS:
+                yield Thunk(found[3], kind, buffer_depth is not None)
+
+
+def kernels() -> Iterator[Kernel]:
+    """The machine code of the function compiled last."""
     shared = {}
     for path in glob.glob(f"{_DUMP}/*thunk_sequence.txt"):
         with open(path) as file:

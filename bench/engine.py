@@ -1,12 +1,19 @@
-"""The engine: tokens a second beside transformers and two limits, and the host's work a step.
+"""The engine: tokens a second beside its peers and two limits, and the host's work a step.
 
-    python -m bench.engine [--tokens 128] [--batches 1 8 32] [--skip-peers]
+    python -m bench.engine [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
 
-JAXSERVE_TORCH_PYTHON names an interpreter that has torch and transformers; without it only ours is
-measured. The demo model, greedy, end ignored. The limits are measured in the same run: bytes of the
-weights over the speed of reading memory, FLOPs of the weights over the speed of a large float32
-matmul. Host work is what a turn of the loop takes beside waiting for the device; idle is what the
-device waits for the host. The last line is one flat JSON object.
+JAXSERVE_VLLM_PYTHON and JAXSERVE_TORCH_PYTHON name interpreters that have the vLLM CPU build, and
+torch and transformers (bench/peers/setup.sh makes both). Every engine gets the same float32
+weights and the same prompts, in one process without a server, greedy, end ignored; peers compute
+in float32 and again in bfloat16. Loads: batches that come together, a long prompt's first token,
+and a trace of mixed lengths, ShareGPT's by a quarter, that comes all at once. A peer that is
+missing, fails or takes more than --peer-limit or --bf16-limit seconds is noted with the reason,
+beside what it gave until then.
+
+The limits are measured in the same run: bytes of the weights over the speed of reading memory,
+FLOPs of the weights over the speed of a large float32 matmul. Host work is what a turn of the loop
+takes beside waiting for the device; idle is what the device waits for the host. The last line is
+one flat JSON object.
 """
 
 from __future__ import annotations
@@ -14,10 +21,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +37,19 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-import checkpoints
+from bench import weights
+from bench.peers.rates import Generate, Job, OnToken, measure
 from jaxserve import LLM, SamplingParams
+from jaxserve.bench.datasets import LENGTHS
 from jaxserve.engine.handle import StepHandle
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / "bench" / "peers" / "transformers_generate.py"
+PEERS = ROOT / "bench" / "peers"
+PEER_SCRIPTS = {
+    "vllm": ("JAXSERVE_VLLM_PYTHON", "vllm_generate.py"),
+    "transformers": ("JAXSERVE_TORCH_PYTHON", "transformers_generate.py"),
+}
+TRACE_SCALE = 0.25
 PROMPT = 128
 TTFT_PROMPT = 1024
 TOY = {
@@ -131,26 +149,22 @@ def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float
     }
 
 
-def throughput(llm: LLM, batch: int, tokens: int) -> float:
-    """Output tokens a second of requests that arrive together, prefill included."""
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    work = prompts(batch, PROMPT, 40_000)
-    begin = time.perf_counter()
-    done = llm.generate(work, params)
-    seconds = time.perf_counter() - begin
-    assert all(len(request.outputs[0].token_ids) == tokens for request in done)
-    llm.core.reset_prefix_cache()
-    return batch * tokens / seconds
+def ours(llm: LLM) -> Generate:
+    def generate(work: list[list[int]], answers: list[int], on_token: OnToken) -> None:
+        for row, (prompt, answer) in enumerate(zip(work, answers, strict=True)):
+            params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+            llm.core.submit(llm._intake.submission(str(row), prompt, params))
+        while llm.core.has_work:
+            for output in llm.core.step():
+                for _ in output.token_ids:
+                    on_token(int(output.request_id))
+
+    return generate
 
 
-def decode_rate(llm: LLM, batch: int, tokens: int) -> float:
-    """Decode tokens a second: the time of more tokens less that of few."""
-    few = 8
-    slow, fast = (
-        batch * tokens / throughput(llm, batch, tokens),
-        batch * few / throughput(llm, batch, few),
-    )
-    return batch * (tokens - few) / (slow - fast)
+def limit(batch: int, weight_bytes: int, read: float, flops: float) -> float:
+    """Decode tokens a second if a step only read the weights, or only multiplied by them."""
+    return batch / max(weight_bytes / read, batch * weight_bytes / 4 * 2 / flops)
 
 
 def read_rate() -> float:
@@ -176,54 +190,123 @@ def _best(call: Any) -> float:
     return min(times)
 
 
-def peer(dtype: str, batches: list[int], tokens: int) -> dict[str, float]:
-    python = os.environ["JAXSERVE_TORCH_PYTHON"]
-    model = checkpoints.pull("smollm2-135m")
-    command = [python, str(PEER), str(model), dtype, str(tokens), *map(str, batches)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+def peer(variable: str, script: str, job: Job, limit_s: float) -> tuple[dict[str, float], str]:
+    """What a peer measured in its time, and why that isn't all ("" if it is)."""
+    python = os.environ.get(variable)
+    if python is None:
+        return {}, f"not installed: {variable} isn't set (bench/peers/setup.sh)"
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [python, str(PEERS / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        reason = ""
+        try:
+            output, _ = process.communicate(json.dumps(asdict(job)) + "\n", timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            reason = f"stopped after {limit_s:.0f} s"
+        finally:
+            process.kill()
+        errors.seek(0)
+        if process.returncode and not reason:
+            reason = f"failed: {(errors.read().strip().splitlines() or ['?'])[-1]}"
+    figures: dict[str, float] = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            figures |= json.loads(line)
+    return figures, reason
+
+
+def beside(figures: dict[str, Any], name: str, found: dict[str, float], reason: str) -> None:
+    """Adds a peer's figures and our ratios to them: over 1 is ahead of the peer."""
+    for key, value in found.items():
+        figures[f"{name}_{key}"] = value
+        if key in figures:
+            ahead = value / figures[key] if key.endswith("_s") and "tok" not in key else None
+            figures[f"{name}_{key}_ratio"] = round(ahead or figures[key] / value, 2)
+    if reason:
+        figures[f"{name}_note"] = reason
+
+
+def mixed_trace(count: int, scale: float) -> list[tuple[int, int]]:
+    """Lengths distributed as ShareGPT's, all times `scale`."""
+    draws = random.Random(0)
+    lengths = (LENGTHS["sharegpt-like"].draw(draws) for _ in range(count))
+    return [(max(1, round(p * scale)), max(1, round(a * scale))) for p, a in lengths]
+
+
+def our_figures(job: Job) -> dict[str, Any]:
+    """The demo model: rates, limits, the host's work."""
+    read, flops = read_rate(), matmul_rate()
+    figures: dict[str, Any] = {
+        "read_gb_s": round(read / 1e9, 1),
+        "matmul_gflop_s": round(flops / 1e9, 1),
+    }
+    llm = LLM(
+        job.model,
+        progress=False,
+        enable_prefix_caching=False,
+        max_num_seqs=job.max_seqs,
+    )
+    figures["ready_s"] = round(llm.core.ready.ready_s, 1)
+    weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.core._runner._params))
+    for found in measure(job, ours(llm)):
+        figures |= found
+    for batch in job.batches:
+        reachable = limit(batch, weight_bytes, read, flops)
+        figures[f"b{batch}_limit_tok_s"] = round(reachable, 1)
+        figures[f"b{batch}_over_limit"] = round(reachable / figures[f"b{batch}_decode_tok_s"], 2)
+    figures |= host_work(llm, "demo", 32, 60)
+    llm.core.close()
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--skip-peers", action="store_true")
-    args = parser.parse_args()
-    figures: dict[str, float] = {}
-    read, flops = read_rate(), matmul_rate()
-    figures |= {"read_gb_s": round(read / 1e9, 1), "matmul_gflop_s": round(flops / 1e9, 1)}
-
-    llm = LLM("smollm2-135m", progress=False, enable_prefix_caching=False)
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.core._runner._params))
-    throughput(llm, 1, 4)
-    for batch in args.batches:
-        rate = decode_rate(llm, batch, args.tokens)
-        floor = max(weights / read, batch * weights / 4 * 2 / flops)
-        figures |= {
-            f"b{batch}_tok_s": round(throughput(llm, batch, args.tokens), 1),
-            f"b{batch}_decode_tok_s": round(rate, 1),
-            f"b{batch}_limit_tok_s": round(batch / floor, 1),
-            f"b{batch}_over_limit": round(batch / floor / rate, 2),
-        }
-    begin = time.perf_counter()
-    llm.generate(prompts(1, TTFT_PROMPT, 40_000), SamplingParams(temperature=0, max_tokens=1))
-    figures["ttft_1024_s"] = round(time.perf_counter() - begin, 3)
-    figures |= host_work(llm, "demo", 32, 60)
-    llm.core.close()
+def toy_figures() -> dict[str, float]:
+    """The host's work where it is most of a step."""
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
         small = LLM(str(toy(Path(folder))), progress=False, max_num_seqs=256, kv_cache_memory=2**26)
         for running in (1, 32, 256):
             figures |= host_work(small, "toy", running, 200)
         small.core.close()
-    if not args.skip_peers and "JAXSERVE_TORCH_PYTHON" in os.environ:
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--trace", type=int, default=48, help="requests of the mixed trace")
+    parser.add_argument("--peer-limit", type=float, default=150.0, help="seconds for one peer")
+    parser.add_argument("--bf16-limit", type=float, default=75.0, help="the same, in bfloat16")
+    parser.add_argument("--skip-peers", action="store_true")
+    parser.add_argument("--skip-toy", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="8 tokens of 1 and 4 requests")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a peer is stopped
+    if args.quick:
+        args.tokens, args.batches, args.trace, args.skip_toy = 8, [1, 4], 0, True
+    folder = weights.write(weights.default_folder())
+    ttft = 128 if args.quick else TTFT_PROMPT
+    trace = mixed_trace(args.trace, TRACE_SCALE)
+    job = Job(str(folder), "float32", args.batches, PROMPT, args.tokens, ttft, trace)
+    figures = our_figures(job)
+    if not args.skip_toy:
+        figures |= toy_figures()
+    if not args.skip_peers:
         for dtype in ("float32", "bfloat16"):
-            for name, value in peer(dtype, args.batches, args.tokens).items():
-                figures[f"transformers_{dtype}_{name}"] = value
-                if name in figures:
-                    ratio = figures[name] / value
-                    figures[f"transformers_{dtype}_{name}_ratio"] = round(ratio, 2)
+            for name, (variable, script) in PEER_SCRIPTS.items():
+                alike = replace(job, dtype=dtype, trace=trace if dtype == "float32" else [])
+                limit_s = args.peer_limit if dtype == "float32" else args.bf16_limit
+                found, reason = peer(variable, script, alike, limit_s)
+                beside(figures, f"{name}_{dtype}", found, reason)
     for name, value in figures.items():
         print(f"{name:45} {value}")
     print(json.dumps(figures))

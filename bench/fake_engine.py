@@ -21,6 +21,7 @@ import zmq
 
 import checkpoints
 from jaxserve.engine import messages
+from jaxserve.engine.outboxes import Outboxes
 from jaxserve.text.tokenizer import load_tokenizer
 from scheduler import SchedulerStats
 
@@ -30,8 +31,8 @@ MAX_MODEL_LEN = 8192
 class FakeEngine:
     """Args: steps_per_s: 0 for no limit."""
 
-    def __init__(self, inbox: zmq.Socket, outbox: zmq.Socket, steps_per_s: float) -> None:
-        self._inbox, self._outbox = inbox, outbox
+    def __init__(self, inbox: zmq.Socket, outboxes: Outboxes, steps_per_s: float) -> None:
+        self._inbox, self._outboxes = inbox, outboxes
         self._period = 1.0 / steps_per_s if steps_per_s else 0.0
         self._left: dict[str, tuple[int, int]] = {}  # tokens to come of each choice, choices
         self.sent: dict[str, list[float]] = {}
@@ -40,16 +41,23 @@ class FakeEngine:
     def run(self) -> None:
         start = self._receive(wait=True)
         path = checkpoints.pull(start.config.model)
-        self._send(messages.Fetched(str(path)))
+        fetched = messages.Fetched(str(path))
+        self._outboxes.send(fetched)
         tokenizer = load_tokenizer(path)
         self._token = tokenizer.backend.token_to_id("~")
-        ready = messages.Ready(MAX_MODEL_LEN, tokenizer.num_ids, 10_000, 0.0, 0.0, self._stats())
-        self._send(ready)
+        ready = messages.Ready(
+            MAX_MODEL_LEN, tokenizer.num_ids, 64, 10_000, 0.0, 0.0, "", self._stats()
+        )
+        self._outboxes.send(ready)
         due = time.monotonic()
         while True:
             while (message := self._receive(wait=not self._left)) is not None:
                 if isinstance(message, messages.Shutdown):
                     return
+                if isinstance(message, messages.Attach):
+                    self._outboxes.add(message.client)
+                    self._outboxes.send(fetched, message.client)
+                    self._outboxes.send(ready, message.client)
                 self._take(message)
                 if self._left and self._inbox.poll(0) == 0:
                     break
@@ -80,7 +88,7 @@ class FakeEngine:
                 del self._left[request_id]
             else:
                 self._left[request_id] = (left - 1, n)
-        self._send(messages.Outputs(outputs, self._stats()))
+        self._outboxes.tell(outputs, self._stats())
 
     def _stats(self) -> messages.EngineStats:
         running = len(self._left)
@@ -92,9 +100,6 @@ class FakeEngine:
         if not wait and not self._inbox.poll(0):
             return None
         return messages.decode_to_engine(self._inbox.recv())
-
-    def _send(self, message: messages.ToClient) -> None:
-        self._outbox.send(messages.encode(message))
 
 
 def _end_with(parent: int) -> None:
@@ -108,11 +113,10 @@ def main(folder: str, parent: str) -> None:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    outbox.set(zmq.SNDHWM, 0)
-    for socket, address in zip((inbox, outbox), messages.addresses(Path(folder)), strict=True):
-        socket.connect(address)
-    engine = FakeEngine(inbox, outbox, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
+    inbox = context.socket(zmq.PULL)
+    inbox.bind(messages.to_engine(folder))
+    outboxes = Outboxes(context, Path(folder))
+    engine = FakeEngine(inbox, outboxes, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
     engine.run()
     if log := os.environ.get("FAKE_LOG"):
         Path(log).write_text(json.dumps({"sent": engine.sent, "aborted": engine.aborted}))

@@ -2,12 +2,13 @@
 adds, behind an engine that answers at once (fake_engine.py, a process that speaks the real
 protocol):
 
-    python -m bench.frontend [--clients 1 64 512] [--rate 20000] [--seconds 5]
+    python -m bench.frontend [--clients 1 64 512] [--rate 20000] [--seconds 5] [--api-workers 1]
 
 For each number of clients two runs: the engine without a limit (throughput), and at --rate tokens
-a second together (latency added: from the engine's send to the client's read, a token). With two
-cores the server has one to itself, and clients and engine share the other. Prints a table, then
-one line of JSON.
+a second together (latency added: from the engine's send to the client's read, a token). The clients
+are one process, the engine another. With two cores a server of one process has one to itself, and
+clients and engine share the other; a server of several processes shares both with them, so that its
+figures say little of a machine with cores to spare. Prints a table, then one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 @dataclass
 class Figures:
-    """Args: core: share of one core that the server process used."""
+    """Args: core: seconds of CPU that the server's processes used a second."""
 
     clients: int
     rate: float
@@ -92,13 +93,15 @@ def read_all(clients: list[Client]) -> None:
                 open_now -= 1
 
 
-def start_server(folder: str, steps_per_s: float) -> tuple[subprocess.Popen[str], int]:
+def start_server(
+    folder: str, steps_per_s: float, workers: int
+) -> tuple[subprocess.Popen[str], int]:
     environment = os.environ | {
         "FAKE_STEPS_PER_S": str(steps_per_s),
         "FAKE_LOG": f"{folder}/log.json",
         "FAKE_CORES": str(CORES[-1]),
     }
-    command = [sys.executable, "-m", "bench.frontend", "--serve"]
+    command = [sys.executable, "-m", "bench.frontend", "--serve", "--api-workers", str(workers)]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -106,7 +109,7 @@ def start_server(folder: str, steps_per_s: float) -> tuple[subprocess.Popen[str]
     return process, int(process.stdout.readline().rpartition(":")[2])
 
 
-def serve() -> None:
+def serve(workers: int) -> None:
     from functools import partial
 
     from jaxserve.config import EngineConfig, ServerConfig
@@ -114,16 +117,22 @@ def serve() -> None:
     from jaxserve.server import lifecycle
 
     EngineClient.start = partial(EngineClient.start, module="bench.fake_engine")  # type: ignore[method-assign]
-    os.sched_setaffinity(0, {CORES[0]})
-    config = ServerConfig(port=0, access_log=False)
+    os.sched_setaffinity(0, {CORES[0]} if workers == 1 else CORES)
+    config = ServerConfig(port=0, access_log=False, api_workers=workers)
     asyncio.run(
         lifecycle.serve(EngineConfig(MODEL), config, lambda url, *_: print(url, flush=True))
     )
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(server: int) -> float:
+    """Of the server's processes; the engine isn't one of them."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    ticks = 0
+    for pid in (server, *children):
+        if "fake_engine" not in Path(f"/proc/{pid}/cmdline").read_text():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def run_clients(port: int, clients: int, tokens: int, pid: int) -> tuple[list[Client], float]:
@@ -137,13 +146,13 @@ def run_clients(port: int, clients: int, tokens: int, pid: int) -> tuple[list[Cl
     return made, used
 
 
-def measure(clients: int, rate: float, seconds: float) -> Figures:
+def measure(clients: int, rate: float, seconds: float, workers: int) -> Figures:
     """Args: rate: tokens a second of all clients together; 0 is no limit."""
     steps_per_s = rate / clients
     tokens = int((rate or 40_000) * seconds / clients)
     tokens = max(16, min(tokens, 8_000))
     with tempfile.TemporaryDirectory() as folder:
-        server, port = start_server(folder, steps_per_s)
+        server, port = start_server(folder, steps_per_s, workers)
         try:
             run_clients(port, min(clients, 8), 16, server.pid)  # warms up
             made, cpu = run_clients(port, clients, tokens, server.pid)
@@ -188,10 +197,10 @@ def leave(port: int, clients: int) -> dict[str, float]:
     return left
 
 
-def measure_leaving(clients: int, rate: float) -> dict[str, float]:
+def measure_leaving(clients: int, rate: float, workers: int) -> dict[str, float]:
     """How long after its client left a request is aborted, in ms."""
     with tempfile.TemporaryDirectory() as folder:
-        server, port = start_server(folder, rate / clients)
+        server, port = start_server(folder, rate / clients, workers)
         try:
             left = leave(port, clients)
         finally:
@@ -213,17 +222,18 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--rate", type=float, default=20_000, help="tokens a second (latency run)")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--api-workers", type=int, default=1, help="processes of the server")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve()
+        serve(args.api_workers)
         return
     os.sched_setaffinity(0, {CORES[-1]})
     print("clients  asked tok/s  tok/s  core  tok/core-s  added p50 ms  p99 ms")
     found = []
     for clients in args.clients:
         for rate in (0.0, args.rate):
-            f = measure(clients, rate, args.seconds)
+            f = measure(clients, rate, args.seconds, args.api_workers)
             found.append(asdict(f))
             asked = "all" if not rate else f"{rate:.0f}"
             print(
@@ -231,9 +241,10 @@ def main() -> None:
                 f"{f.tokens_per_core_s:10}  {f.p50_ms:12}  {f.p99_ms:6}",
                 flush=True,
             )
-    leaving = measure_leaving(200, args.rate)
+    leaving = measure_leaving(200, args.rate, args.api_workers)
     print(f"leaving: {leaving}")
-    print(json.dumps({"frontend": found, "leaving": leaving}))
+    workers = {"api_workers": args.api_workers}
+    print(json.dumps({"frontend": found, "leaving": leaving} | workers))
 
 
 if __name__ == "__main__":

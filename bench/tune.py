@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from bench.gpu import ours, seconds
+from bench.device import Timing
+from bench.gpu_kernels import ours
 from bench.paged_inputs import Shape, repeat
 from pallas_kernels.tuning import Blocks
 
@@ -27,7 +28,7 @@ def sweep(kind: str, shape: Shape, blocks: list[Blocks]) -> None:
     for block in blocks:
         step, args = ours(shape, **{f"{kind}_blocks": block})
         try:
-            times[block] = seconds(step, *args)
+            times[block] = Timing().seconds(step, *args)
         except Exception as refused:
             print(f"  {block}: {type(refused).__name__}", flush=True)
     stored = jnp.dtype(shape.kv_dtype or shape.dtype).name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpoints.base import Checkpoint
-from checkpoints.hub import pull
+from checkpoints.hub import check_name, pull
 from jaxserve.errors import ModelNotFoundError
 from jaxserve.models.config import ModelConfig
 
-__all__ = ["Checkpoint", "open_checkpoint", "pull", "read_model_config"]
+__all__ = ["Checkpoint", "check_name", "open_checkpoint", "pull", "read_model_config"]
 
 
 def read_model_config(path: Path) -> ModelConfig:

@@ -28,6 +28,7 @@ def pull(model: str) -> Path:
         ModelNotFoundError: says what to change.
         CheckpointError: a packaged model came damaged.
     """
+    check_name(model)
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -35,12 +36,18 @@ def pull(model: str) -> Path:
         return fetch(PACKAGED[model])
     if match := _HUB_FILE.fullmatch(model):
         return _from_hub(match[1], match[2])
-    if _HUB_NAME.fullmatch(model) and not model.endswith(".gguf"):
-        return _from_hub(model, None)
-    raise ModelNotFoundError(
-        f"{model}: no such folder or file, and not a name to fetch; packaged models: "
-        f"{', '.join(PACKAGED)}; hub models: owner/name or owner/name:file.gguf"
-    )
+    return _from_hub(model, None)
+
+
+def check_name(model: str) -> None:
+    """Raises ModelNotFoundError for what pull() can't have, as far as a glance can tell: without a
+    look at the network."""
+    hub = _HUB_FILE.fullmatch(model) or (_HUB_NAME.fullmatch(model) and not model.endswith(".gguf"))
+    if not (hub or model in PACKAGED or Path(model).expanduser().exists()):
+        raise ModelNotFoundError(
+            f"{model}: no such folder or file, and not a name to fetch; packaged models: "
+            f"{', '.join(PACKAGED)}; hub models: owner/name or owner/name:file.gguf"
+        )
 
 
 def _from_hub(repo: str, file: str | None) -> Path:

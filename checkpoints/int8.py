@@ -8,10 +8,10 @@ SUFFIX = ".scale"  # of the tensor beside the weight
 # Dimensions that a matrix contracts, from the last; the others are its output channels. Tables,
 # heads, routers, norms and biases are small, or too sensitive.
 _CONTRACTED = {
-    "attention.qkv": (-4,),  # [E, K, G+2, D]
-    "attention.out": (-3, -2),  # [H, D, E]
-    "mlp.gate_up": (-3,),  # [E, 2, F]
-    "mlp.down": (-2,),  # [F, E]
+    "attention.qkv": (-1,),  # [K, G+2, D, E]
+    "attention.out": (-2, -1),  # [E, H, D]
+    "mlp.gate_up": (-1,),  # [2, F, E]
+    "mlp.down": (-1,),  # [E, F]
     "moe.gate_up": (-3,),  # [X, E, 2, F]
     "moe.down": (-2,),  # [X, F, E]
 }

@@ -34,7 +34,7 @@ from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.models.sharding import Shardings
 
 MANIFEST = "jaxserve.json"
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_BYTES = 64 * MIB  # what one read fetches; a device reads only the chunks of its own part
 
 ParameterPath = tuple[Hashable, ...]

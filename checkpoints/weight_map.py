@@ -77,19 +77,25 @@ def _flat(name: str) -> Rule:
     return lambda shape: Source({name: (math.prod(shape),)}, lambda x: x.reshape(shape))
 
 
-def _transposed(name: str) -> Rule:
-    return lambda shape: Source({name: shape[::-1]}, np.transpose)
+def _inputs_first(inner: Rule) -> Rule:
+    """The dimension that is contracted moved from the end to the front."""
+
+    def rule(shape: Shape) -> Source:
+        plain = inner((*shape[1:], shape[0]))
+        return Source(plain.tensors, lambda *parts: np.moveaxis(plain.build(*parts), -1, 0))
+
+    return rule
 
 
 def _qkv(stem: str) -> Rule:
-    """q, k and v apart, into [E, K, G+2, D]."""
+    """q, k and v apart, into [K, G+2, D, E]."""
 
     def rule(shape: Shape) -> Source:
-        hidden, kv_heads, rows, head_dim = shape
+        kv_heads, rows, head_dim, hidden = shape
 
         def build(*parts: np.ndarray) -> np.ndarray:
             heads = [w.reshape(kv_heads, -1, head_dim, hidden) for w in parts]
-            return np.concatenate(heads, axis=1).transpose(3, 0, 1, 2)
+            return np.concatenate(heads, axis=1)
 
         kv = kv_heads * head_dim
         outs = {"q": (rows - 2) * kv, "k": kv, "v": kv}
@@ -100,10 +106,10 @@ def _qkv(stem: str) -> Rule:
 
 def _qkv_bias(stem: str) -> Rule:
     def rule(shape: Shape) -> Source:  # [K, G+2, D]
-        unbiased = _qkv(stem)((1, *shape))
+        unbiased = _qkv(stem)((*shape, 1))
         build = unbiased.build
         tensors: dict[str, Shape] = {name: (out,) for name, (out, _) in unbiased.tensors.items()}
-        return Source(tensors, lambda *parts: build(*parts)[0])
+        return Source(tensors, lambda *parts: build(*parts)[..., 0])
 
     return rule
 
@@ -115,26 +121,23 @@ def _fused_qkv(name: str) -> Rule:
         apart = _qkv("{}")(shape)
         ends = np.cumsum([out for out, _ in apart.tensors.values()])
         return Source(
-            {name: (int(ends[-1]), shape[0])}, lambda w: apart.build(*np.split(w, ends[:-1]))
+            {name: (int(ends[-1]), shape[-1])}, lambda w: apart.build(*np.split(w, ends[:-1]))
         )
 
     return rule
 
 
 def _out(name: str) -> Rule:
-    def rule(shape: Shape) -> Source:  # [H, D, E]
-        heads, head_dim, hidden = shape
-        return Source({name: (hidden, heads * head_dim)}, lambda w: w.T.reshape(shape))
+    def rule(shape: Shape) -> Source:  # [E, H, D]
+        hidden, heads, head_dim = shape
+        return Source({name: (hidden, heads * head_dim)}, lambda w: w.reshape(shape))
 
     return rule
 
 
 def _gate_up(gate: str, up: str) -> Rule:
-    def rule(shape: Shape) -> Source:  # [E, 2, F]
-        hidden, _, size = shape
-        return Source(
-            {gate: (size, hidden), up: (size, hidden)}, lambda g, u: np.stack([g.T, u.T], axis=1)
-        )
+    def rule(shape: Shape) -> Source:  # [2, F, E]
+        return Source({gate: shape[1:], up: shape[1:]}, lambda g, u: np.stack([g, u]))
 
     return rule
 
@@ -143,8 +146,8 @@ def _fused_gate_up(name: str) -> Rule:
     """One tensor with the rows of gate, then up."""
 
     def rule(shape: Shape) -> Source:
-        hidden, _, size = shape
-        return Source({name: (2 * size, hidden)}, lambda w: w.T.reshape(shape))
+        _, size, hidden = shape
+        return Source({name: (2 * size, hidden)}, lambda w: w.reshape(shape))
 
     return rule
 
@@ -213,7 +216,7 @@ RULES: dict[str, Rule] = {
     "pre_feedforward_norm.scale": _as_is("pre_feedforward_layernorm.weight"),
     "post_feedforward_norm.scale": _as_is("post_feedforward_layernorm.weight"),
     "mlp.gate_up": _gate_up("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "mlp.down": _transposed("mlp.down_proj.weight"),
+    "mlp.down": _as_is("mlp.down_proj.weight"),
 }
 
 FAMILY_RULES: dict[str, dict[str, Rule]] = {
@@ -222,23 +225,28 @@ FAMILY_RULES: dict[str, dict[str, Rule]] = {
         "mlp.gate_up": _fused_gate_up("mlp.gate_up_proj.weight"),
     },
     "MixtralForCausalLM": {
-        "moe.router": _transposed("block_sparse_moe.gate.weight"),
+        "moe.router": _as_is("block_sparse_moe.gate.weight"),
         "moe.gate_up": _experts(
-            _gate_up(
-                "block_sparse_moe.experts.{0}.w1.weight", "block_sparse_moe.experts.{0}.w3.weight"
+            _inputs_first(
+                _gate_up(
+                    "block_sparse_moe.experts.{0}.w1.weight",
+                    "block_sparse_moe.experts.{0}.w3.weight",
+                )
             )
         ),
-        "moe.down": _experts(_transposed("block_sparse_moe.experts.{}.w2.weight")),
+        "moe.down": _experts(_inputs_first(_as_is("block_sparse_moe.experts.{}.w2.weight"))),
     },
     "Qwen3MoeForCausalLM": {
-        "moe.router": _transposed("mlp.gate.weight"),
+        "moe.router": _as_is("mlp.gate.weight"),
         "moe.gate_up": _experts(
-            _gate_up("mlp.experts.{0}.gate_proj.weight", "mlp.experts.{0}.up_proj.weight")
+            _inputs_first(
+                _gate_up("mlp.experts.{0}.gate_proj.weight", "mlp.experts.{0}.up_proj.weight")
+            )
         ),
-        "moe.down": _experts(_transposed("mlp.experts.{}.down_proj.weight")),
+        "moe.down": _experts(_inputs_first(_as_is("mlp.experts.{}.down_proj.weight"))),
     },
     "GptOssForCausalLM": {
-        "moe.router": _transposed("mlp.router.weight"),
+        "moe.router": _as_is("mlp.router.weight"),
         "moe.router_bias": _as_is("mlp.router.bias"),
         "moe.gate_up": _interleaved("mlp.experts.gate_up_proj"),
         "moe.gate_up_bias": _interleaved("mlp.experts.gate_up_proj_bias"),

@@ -47,6 +47,9 @@ class EngineConfig:
             "longest-prefix" (the most cached tokens).
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
+        batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
+            Without it they are wherever at least two requests run; a request alone on a CPU takes a
+            path of its own, 2.4 times as fast. CPU only.
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
         generation_config: "auto" takes what requests leave unset from the model's own
@@ -65,6 +68,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
     overlap: bool = True
+    batch_invariant: bool = False
     forbid_compile: bool = False
     seed: int = 0
     generation_config: str = "auto"
@@ -121,7 +125,10 @@ class ServerConfig:
         tool_call_parser: how the model writes calls of tools; "auto" goes by its chat template.
         reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
         chat_template: a file with a chat template to use instead of the model's own.
+        api_workers: processes that serve HTTP, all on one port and in front of one engine.
         drain_timeout: seconds that running requests have to finish once a stop is asked for.
+        stall_timeout: seconds without a sign of life from an engine that has work, after which
+            /health answers 503; a step that the device still computes has ten times as long.
         engine_restarts: how often the engine process is started anew when it dies; after that the
             server ends.
         api_key: keys of which requests must bring one; those of api_key_file (one a line) and of
@@ -151,7 +158,9 @@ class ServerConfig:
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
     chat_template: str | None = None
+    api_workers: int = 1
     drain_timeout: float = 10.0
+    stall_timeout: float = 60.0
     engine_restarts: int = 0
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None
@@ -171,7 +180,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be between 0 and 65535; it was {self.port}")
-        for name in ("max_body_bytes", "max_choices"):
+        for name in ("max_body_bytes", "max_choices", "api_workers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {getattr(self, name)}")
         for name in ("max_logprobs", "max_stop_strings", "engine_restarts"):
@@ -190,6 +199,10 @@ class ServerConfig:
                 "metrics_prefix must be letters, digits, _ and :, with no digit first; "
                 f"it was {self.metrics_prefix!r}"
             )
+        if self.engine_restarts and self.api_workers > 1:
+            raise ConfigError("engine_restarts needs api_workers 1: choose one")
+        if not self.stall_timeout > 0:
+            raise ConfigError(f"stall_timeout must be above 0 seconds; it was {self.stall_timeout}")
         if not 0.0 <= self.drain_timeout < math.inf:
             raise ConfigError(
                 f"drain_timeout must be 0 seconds or more; it was {self.drain_timeout}"

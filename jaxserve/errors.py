@@ -40,6 +40,10 @@ class InvalidRequestError(JaxserveError, ValueError):
         self.param = param
 
 
+class UnprocessableError(JaxserveError):
+    """Each field of the request is fine, and together they leave nothing to generate (HTTP 422)."""
+
+
 class OverloadedError(JaxserveError):
     """The queue is full: the same request may succeed later (HTTP 429 or 503)."""
 

@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tuning
+from pallas_kernels.triton_cache import check_pool_size
 from pallas_kernels.tuning import Blocks
 
 _Ref = Any  # Pallas has no public type for one
@@ -47,6 +48,7 @@ class _Static:
     has_sinks: bool
     stored: jnp.dtype
     num_splits: int
+    interpret: bool
 
     @property
     def padded_head_dim(self) -> int:
@@ -81,7 +83,8 @@ def paged_attention(
     """See `pallas_kernels.paged_attention`; the last four arguments are for tests and the tuner.
 
     Raises:
-        ValueError: a head size over 256, or pages of a type other than q's that isn't 8-bit.
+        ValueError: a head size over 256, pages of a type other than q's that isn't 8-bit, or a pool
+            that `check_pool_size` refuses.
     """
     num_tokens, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_pages.shape
@@ -91,6 +94,7 @@ def paged_attention(
         raise ValueError(f"the triton kernels take head sizes up to 256; got {head_dim}")
     if k_pages.dtype != q.dtype and k_pages.dtype.itemsize != 1:
         raise ValueError(f"pages must be {q.dtype} as q, or 8-bit; got {k_pages.dtype}")
+    check_pool_size(k_pages)
     group = heads // kv_heads
     splits = splits or tuning.max_splits(rows, kv_heads, width * block_size)
     types = (head_dim, q.dtype.itemsize, k_pages.dtype.itemsize)
@@ -106,12 +110,12 @@ def paged_attention(
         has_sinks=sinks is not None,
         stored=k_pages.dtype,
         num_splits=splits,
+        interpret=interpret,
     )
     prefill = dataclasses.replace(decode, blocks=_fit_group(prefill_blocks, group), num_splits=0)
     k_pages, k_factor = _as_bits(k_pages, k_scale)
     v_pages, v_factor = _as_bits(v_pages, v_scale)
     inputs = (
-        q,
         k_pages,
         v_pages,
         block_tables,
@@ -119,13 +123,16 @@ def paged_attention(
         k_factor,
         v_factor,
     )
-    out = jnp.zeros_like(q)
+    # A program reads its rows of q and writes the result over them, so that no buffer for the
+    # output is filled beforehand; what no program writes, padding, must be zeros.
+    real = jnp.arange(num_tokens) < query_starts[-1]
+    out = jnp.where(real[:, None, None], q, 0)
     query_lens = query_starts[1:] - query_starts[:-1]
     if max_query_len > 1:
         tiles = _prefill_tiles(prefill.tile, num_tokens, query_lens, context_lens, query_starts)
-        out = _call(prefill, tiles, inputs, out, interpret)
+        out = _call(prefill, tiles, out, inputs)
     tiles = _decode_tiles(decode, query_lens, context_lens, query_starts)
-    return _call(decode, tiles, inputs, out, interpret)
+    return _call(decode, tiles, out, inputs)
 
 
 def _fit_group(blocks: Blocks, group: int) -> Blocks:
@@ -144,17 +151,37 @@ def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Arr
     return pages, factor
 
 
-def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype) -> jax.Array:
+# Four cells to two pairs of float16: spread the bytes; for e4m3 then move all but the sign right.
+_SPREAD = "prmt.b32 {0}, 0, $2, 0x5040; prmt.b32 {1}, 0, $2, 0x7060;"
+_WIDEN_E5M2 = _SPREAD.format("$0", "$1")
+_WIDEN_E4M3 = (
+    "{ .reg .b32 a, b, c, d;"
+    + _SPREAD.format("a", "b")
+    + "and.b32 c, a, 0x7fff7fff; and.b32 d, b, 0x7fff7fff; shr.u32 c, c, 1; shr.u32 d, d, 1;"
+    + "lop3.b32 $0, a, 0x80008000, c, 0xf8; lop3.b32 $1, b, 0x80008000, d, 0xf8; }"
+)
+
+
+def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype, interpret: bool) -> jax.Array:
     """Stored cells as numbers of the compute type.
 
     8-bit ones come as bits, for sm_80 has no conversion from e4m3. Both kinds are float16 with
     bits left out: e5m2 exactly so, e4m3 with an exponent bias smaller by 8, so 256 times too small
     (subnormals included; its NaN reads as 480, so the writer must store none).
     """
-    if x.dtype == jnp.int8:
+    e4m3 = stored == jnp.float8_e4m3fn
+    if x.dtype == jnp.int8 and interpret:
         bits = x.astype(jnp.int32)  # the sign is in all bits from 7 up
-        bits = (bits << 7) & 0xBFFF if stored == jnp.float8_e4m3fn else bits << 8
+        bits = (bits << 7) & 0xBFFF if e4m3 else bits << 8
         x = lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.float16)
+    elif x.dtype == jnp.int8:  # in registers of four: the compiler would take one by one
+        (x,) = plt.elementwise_inline_asm(
+            _WIDEN_E4M3 if e4m3 else _WIDEN_E5M2,
+            args=[x],
+            constraints="=r,=r,r",
+            pack=4,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float16)],
+        )
     return x.astype(dtype)
 
 
@@ -194,11 +221,10 @@ def _decode_tiles(
 def _call(
     static: _Static,
     tiles: jax.Array,  # [N, 5]
+    q: jax.Array,  # [T, H, D]; rows of other lists may hold their results already
     inputs: tuple[jax.Array, ...],
-    out: jax.Array,  # [T, H, D], rows of other lists already filled
-    interpret: bool,
-) -> jax.Array:
-    num_tiles, (_, heads, head_dim), kv_heads = len(tiles), out.shape, inputs[1].shape[1]
+) -> jax.Array:  # [T, H, D], q with the rows of this list replaced by their results
+    num_tiles, (_, heads, head_dim), kv_heads = len(tiles), q.shape, inputs[0].shape[1]
     split = static.num_splits > 1
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     if split:
@@ -207,34 +233,33 @@ def _call(
             jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (rows, rows, (*rows, head_dim))
         )
     else:
-        shapes = (jax.ShapeDtypeStruct(out.shape, out.dtype),)
-        inputs = (*inputs, out)
+        shapes = (jax.ShapeDtypeStruct(q.shape, q.dtype),)
     results = pl.pallas_call(
         functools.partial(_attention_kernel, static=static),
         grid=(kv_heads, num_tiles, max(1, static.num_splits)),
         out_shape=shapes,
-        in_specs=[pl.no_block_spec] * (1 + len(inputs)),
+        in_specs=[pl.no_block_spec] * (2 + len(inputs)),
         out_specs=(pl.no_block_spec,) * len(shapes),
-        input_output_aliases={} if split else {len(inputs): 0},
-        interpret=interpret,
+        input_output_aliases={} if split else {1: 0},
+        interpret=static.interpret,
         compiler_params=plt.CompilerParams(
             num_warps=static.blocks.num_warps, num_stages=static.blocks.num_stages
         ),
         name="paged_decode" if static.num_splits else "paged_prefill",
-    )(tiles, *inputs)
+    )(tiles, q, *inputs)
     if not split:
         return results[0]
     return pl.pallas_call(
         functools.partial(_merge_kernel, group=static.group, head_dim=head_dim),
         grid=(heads, num_tiles),
-        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         in_specs=[pl.no_block_spec] * 5,
         out_specs=pl.no_block_spec,
         input_output_aliases={4: 0},
-        interpret=interpret,
+        interpret=static.interpret,
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
         name="paged_decode_merge",
-    )(tiles, *results, out)
+    )(tiles, *results, q)
 
 
 def _attention_kernel(
@@ -246,7 +271,7 @@ def _attention_kernel(
     sinks_ref: _Ref,  # [H]
     k_factor_ref: _Ref,  # [K]
     v_factor_ref: _Ref,  # [K]
-    *refs: _Ref,  # out twice, or partial tops and totals [X, N, K, R] and values [X, N, K, R, D]
+    *refs: _Ref,  # out, or partial tops and totals [X, N, K, R] and values [X, N, K, R, D]
     static: _Static,
 ) -> None:
     """One kv head of one tile, or of one split of its context."""
@@ -330,7 +355,7 @@ def _attention_kernel(
             where = values_ref.at[split, tile, head, row[:, None], lane[None]]
             plt.store(where, values, mask=row_mask)
         else:
-            out_ref = refs[1]
+            (out_ref,) = refs  # the same memory as q
             where = out_ref.at[(first + token)[:, None], query_head[:, None], lane[None]]
             plt.store(where, (values / total[:, None]).astype(out_ref.dtype), mask=row_mask)
 
@@ -365,7 +390,7 @@ class _Keys:
         def fetch(ref: _Ref) -> jax.Array:
             where = ref.at[cells]
             x = plt.load(where) if mask is None else plt.load(where, mask=mask, other=0)
-            return _widen(x, self.static.stored, self.dtype)
+            return _widen(x, self.static.stored, self.dtype, self.static.interpret)
 
         return fetch(self.k_ref), fetch(self.v_ref)
 
@@ -375,7 +400,7 @@ def _merge_kernel(
     top_ref: _Ref,  # [X, N, K, R]
     total_ref: _Ref,  # [X, N, K, R]
     values_ref: _Ref,  # [X, N, K, R, D]
-    unused_out_ref: _Ref,  # as it was; the output is the same memory
+    unused_q_ref: _Ref,  # the output is the same memory
     out_ref: _Ref,  # [T, H, D]
     *,
     group: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 _Ref = Any  # Pallas has no public type for one
+
+
+def check_pool_size(pages: jax.Array) -> None:
+    """Refuses a pool whose cells Pallas would not find.
+
+    It computes offsets in 64 bits from 2^32 bytes on and in 32 bits (signed, of elements) below:
+    right for all types but the 8-bit ones.
+
+    Raises:
+        ValueError: an 8-bit pool of more than 2^31 cells and at most 2^32.
+    """
+    if pages.dtype.itemsize == 1 and 2**31 < math.prod(pages.shape) <= 2**32:
+        raise ValueError(
+            f"an 8-bit pool of {pages.shape} has {math.prod(pages.shape)} cells; take at most "
+            f"{2**31} or more than {2**32}"
+        )
 
 
 def write_kv(
@@ -23,11 +40,14 @@ def write_kv(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv`. The pools come back as the same memory, where donated."""
+    check_pool_size(k_pages)
     dtype = k_pages.dtype
     if dtype.itemsize == 1:  # moved as bits: sm_80 knows no e4m3
         k, v, k_pages, v_pages = (
             lax.bitcast_convert_type(x, jnp.uint8) for x in (k, v, k_pages, v_pages)
         )
+    # One operand, so that XLA computes both in one kernel.
+    new = jnp.concatenate([k, v], axis=1)
     pools = pl.pallas_call(
         _write_kernel,
         grid=(len(slots),),
@@ -35,21 +55,20 @@ def write_kv(
             jax.ShapeDtypeStruct(k_pages.shape, k_pages.dtype),
             jax.ShapeDtypeStruct(v_pages.shape, v_pages.dtype),
         ),
-        in_specs=[pl.no_block_spec] * 5,
+        in_specs=[pl.no_block_spec] * 4,
         out_specs=(pl.no_block_spec, pl.no_block_spec),
-        input_output_aliases={3: 0, 4: 1},
+        input_output_aliases={2: 0, 3: 1},
         interpret=interpret,
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
         name="write_kv",
-    )(k, v, slots, k_pages, v_pages)
+    )(new, slots, k_pages, v_pages)
     if dtype.itemsize == 1:
         return tuple(lax.bitcast_convert_type(x, dtype) for x in pools)  # type: ignore[return-value]
     return pools
 
 
 def _write_kernel(
-    k_ref: _Ref,  # [T, K, D]
-    v_ref: _Ref,  # [T, K, D]
+    new_ref: _Ref,  # [T, 2K, D], keys before values
     slots_ref: _Ref,  # [T]
     unused_k_pages_ref: _Ref,  # the outputs are the same memory
     unused_v_pages_ref: _Ref,
@@ -59,15 +78,14 @@ def _write_kernel(
     """One token."""
     token = pl.program_id(0)
     slot = slots_ref[token]
-    kv_heads, head_dim = k_ref.shape[1:]
-    block_size = k_pages_ref.shape[2]
+    kv_heads, block_size, head_dim = k_pages_ref.shape[1:]
 
     @pl.when(slot >= 0)
     def _() -> None:
         head = jnp.arange(pl.next_power_of_2(kv_heads))[:, None]
         lane = jnp.arange(pl.next_power_of_2(head_dim))[None]
         mask = (head < kv_heads) & (lane < head_dim)
-        for new_ref, pages_ref in ((k_ref, k_pages_ref), (v_ref, v_pages_ref)):
-            x = plt.load(new_ref.at[token, head, lane], mask=mask, other=0)
+        for first, pages_ref in ((0, k_pages_ref), (kv_heads, v_pages_ref)):
+            x = plt.load(new_ref.at[token, first + head, lane], mask=mask, other=0)
             where = pages_ref.at[slot // block_size, head, slot % block_size, lane]
             plt.store(where, x, mask=mask)

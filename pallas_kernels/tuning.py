@@ -28,12 +28,16 @@ class Blocks:
 
 
 # A decode program holds one token's group of heads: 16 rows are the least that a tensor core takes.
-# Short steps and few warps keep several programs on a multiprocessor, whose loads overlap.
+# Short steps and few warps keep several programs on a multiprocessor, whose loads overlap. The
+# pipeline's first two stages fetch the page's number; only from five on are two steps of keys and
+# values in flight (four: one). At head size 128, 32 keys take 128 registers: four programs a
+# multiprocessor, so that 64 sequences with 8 kv heads run all at once on an H100; 64 keys take
+# 152: three.
 # Tables are keyed by the head size, padded to a power of two.
 _DECODE = {
-    64: Blocks(rows=16, keys=128, num_warps=4, num_stages=3),
-    128: Blocks(rows=16, keys=64, num_warps=4, num_stages=3),
-    256: Blocks(rows=16, keys=32, num_warps=8, num_stages=3),  # 4 warps spill on sm_80
+    64: Blocks(rows=16, keys=64, num_warps=4, num_stages=5),
+    128: Blocks(rows=16, keys=32, num_warps=4, num_stages=5),
+    256: Blocks(rows=16, keys=32, num_warps=8, num_stages=5),  # 4 warps spill on sm_80
 }
 
 # 128 rows of prefill feed both operands of the dot often enough to be bound by it; 8 warps, as 4

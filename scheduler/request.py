@@ -39,7 +39,7 @@ class Request:
         adapter: identifies the adapter by its weights (not by name); None is the base model.
         media: prompt spans whose content the token ids don't tell.
         read_prefix_cache: False computes every prompt token (for prompt logprobs).
-        await_tokens: what may follow a token depends on it (a grammar), so no step is planned for
+        await_tokens: what may follow a token depends on it (a beam), so no step is planned for
             a sample while its last token is in flight.
     """
 

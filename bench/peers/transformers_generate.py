@@ -1,51 +1,66 @@
-"""transformers' generate() in a static batch, for bench/engine.py; runs in its own environment.
-
-PYTHON transformers_generate.py MODEL.gguf DTYPE TOKENS BATCH...
-"""
+"""transformers' generate() in static batches, for bench/engine.py; runs in its own environment."""
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
-PROMPT, TTFT_PROMPT = 128, 1024
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.peers.rates import Generate, Job, OnToken, serve
 
 
-def run(model: torch.nn.Module, batch: int, length: int, tokens: int) -> float:
-    ids = torch.from_numpy(np.random.default_rng(batch).integers(10, 40_000, (batch, length)))
-    begin = time.perf_counter()
-    with torch.inference_mode():
+class _Rows(BaseStreamer):
+    """Tells of each step's tokens in the rows that still want one."""
+
+    def __init__(self, first: int, answers: list[int], on_token: OnToken) -> None:
+        self._first, self._answers, self._on_token = first, answers, on_token
+        self._step = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        for row, answer in enumerate(self._answers):
+            if 0 < self._step <= answer:  # the first call brings the prompts
+                self._on_token(self._first + row)
+        self._step += 1
+
+    def end(self) -> None:
+        pass
+
+
+def make(job: Job) -> Generate:
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
+    model.eval()
+
+    def batch(prompts: list[list[int]], answers: list[int], streamer: _Rows) -> None:
+        """Padded on the left, and all of it until the longest answer is done."""
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
         model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
+            attention_mask=mask,
+            max_new_tokens=max(answers),
+            min_new_tokens=max(answers),
             do_sample=False,
             pad_token_id=0,
+            streamer=streamer,
         )
-    return time.perf_counter() - begin
+
+    def generate(prompts: list[list[int]], answers: list[int], on_token: OnToken) -> None:
+        with torch.inference_mode():
+            for first in range(0, len(prompts), job.max_seqs):
+                some = slice(first, first + job.max_seqs)
+                streamer = _Rows(first, answers[some], on_token)
+                batch(prompts[some], answers[some], streamer)
+
+    return generate
 
 
-def main() -> None:
-    path, dtype, tokens, *batches = sys.argv[1:]
-    file = Path(path)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=getattr(torch, dtype)
-    ).eval()
-    run(model, 1, PROMPT, 4)
-    figures = {}
-    for batch in map(int, batches):
-        few, many = run(model, batch, PROMPT, 8), run(model, batch, PROMPT, int(tokens))
-        figures[f"b{batch}_tok_s"] = round(batch * int(tokens) / many, 1)
-        figures[f"b{batch}_decode_tok_s"] = round(batch * (int(tokens) - 8) / (many - few), 1)
-    figures["ttft_1024_s"] = round(run(model, 1, TTFT_PROMPT, 1), 3)
-    print(json.dumps(figures))
-
-
-main()
+serve(make)

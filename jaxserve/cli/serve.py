@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import shlex
 
 from jaxserve.cli import flags
@@ -26,7 +25,6 @@ def run(args: argparse.Namespace) -> int:
     from jaxserve.server.lifecycle import serve
     from jaxserve.server.records import log_to_stderr
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     log_to_stderr()
     asyncio.run(serve(engine, server, announce))
     return 0

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine import messages
 from jaxserve.engine.choices import Choices
@@ -44,7 +45,7 @@ from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
-MOST_NEWS = 64  # messages of the engine that are read in one turn
+MOST_OUTPUTS = 1024  # that are read in one turn: some 15 ms of work, while no reader has its own
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
 
@@ -59,32 +60,46 @@ class _Stream:
 
 
 class EngineClient:
-    """Starts an engine process and streams requests through it. Use EngineClient.start().
+    """Streams requests through an engine process. Use EngineClient.start(), or attach() to an
+    engine that another process has started.
 
     sampling_defaults: values that the model asks for in SamplingParams' fields that a request
     leaves unset. Who makes the params applies them.
+
+    Args:
+        folder: where the engine's sockets are.
+        number: this client's among the engine's.
+        ended: waits for the engine's end; gives its exit status.
+        process: the engine, if it is this client's to end.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        process: asyncio.subprocess.Process,
-        to_engine: zmq.asyncio.Socket,
-        from_engine: zmq.asyncio.Socket,
+        folder: Path,
+        number: int,
+        ended: Callable[[], Awaitable[int]],
+        process: asyncio.subprocess.Process | None = None,
     ) -> None:
         local = Path(config.model)
         # A hub name stays whole: it is what clients send.
         self.model_name = (
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
-        self.config, self._process = config, process
-        self._to_engine, self._from_engine = to_engine, from_engine
+        self.config, self.folder = config, folder
+        self._number, self._ended, self._process = number, ended, process
+        context = zmq.asyncio.Context.instance()
+        self._to_engine, self._from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self._to_engine.set(zmq.SNDHWM, 0)
+        self._from_engine.set(zmq.RCVHWM, 0)
         self._streams: dict[str, _Stream] = {}
-        self._counter = itertools.count()
+        self._ids, self._calls = messages.RequestIds(number), itertools.count()
         self._dead = asyncio.Event()
         self._closing = False
+        self.exit_status: int | None = None  # the engine's
         self._tasks: list[asyncio.Task[None]] = []
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._heard = time.monotonic()  # when the engine last said something
         self.listeners: list[Listener] = []
         self.tokenizer: Tokenizer
         self.sampling_defaults: dict[str, Any]  # what holds where a request says nothing
@@ -105,41 +120,65 @@ class EngineClient:
             ModelError: the model can't be had or served.
             EngineDeadError: the process ended without a word; its stderr says why.
         """
+        checkpoints.check_name(config.model)  # a slip shows before a process has started
         folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
-        context = zmq.asyncio.Context.instance()
-        to_engine, from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        to_engine.set(zmq.SNDHWM, 0)
-        from_engine.set(zmq.RCVHWM, 0)
-        for socket, address in zip(
-            (to_engine, from_engine), messages.addresses(folder), strict=True
-        ):
-            socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, str(folder), str(os.getpid())),
-            start_new_session=True,  # so that it can be ended with all that it has started
-        )
-        client = cls(config, process, to_engine, from_engine)
+        process: asyncio.subprocess.Process | None = None
         try:
-            # Not awaited: an engine that dies before it connects would never take it.
-            to_engine.send(messages.encode(messages.Start(messages.PROTOCOL_VERSION, config)))
-            fetched = await client._hear()
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, str(folder), str(os.getpid())),
+                start_new_session=True,  # so that it can be ended with all that it has started
+            )
+            client = cls(config, folder, 0, process.wait, process)
+            await client._connect(messages.Start(messages.PROTOCOL_VERSION, config))
+        except BaseException:
+            if process is not None:
+                _kill(process)
+                await process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return client
+
+    @classmethod
+    async def attach(
+        cls,
+        config: EngineConfig,
+        folder: Path,
+        number: int,
+        ended: Callable[[], Awaitable[int]],
+    ) -> EngineClient:
+        """A further client of an engine that is ready.
+
+        Args:
+            config: as the engine was started.
+            folder: the first client's.
+            number: from 1 on, no two alike.
+            ended: as of the class.
+
+        Raises:
+            EngineDeadError: the engine has ended.
+        """
+        client = cls(config, folder, number, ended)
+        await client._connect(messages.Attach(number))
+        return client
+
+    async def _connect(self, greeting: messages.Start | messages.Attach) -> None:
+        """Returns when the engine is ready."""
+        try:
+            self._from_engine.bind(messages.from_engine(self.folder, self._number))
+            self._to_engine.connect(messages.to_engine(self.folder))
+            self._post(greeting)
+            fetched = await self._hear()
             assert isinstance(fetched, messages.Fetched)
             # The engine loads and compiles while we read the tokenizer.
             path = Path(fetched.path)
-            client.tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            client.sampling_defaults = sampling_defaults(config, path)
-            ready = await client._hear()
+            self.tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            self.sampling_defaults = sampling_defaults(self.config, path)
+            ready = await self._hear()
             assert isinstance(ready, messages.Ready)
-            client._begin(ready)
+            self._begin(ready)
         except BaseException:
-            client._kill()
-            await process.wait()
-            client._close_sockets()
+            self._close_sockets()
             raise
-        finally:
-            # Both sockets are connected, or of no use any more: their names are needed no longer.
-            shutil.rmtree(folder, ignore_errors=True)
-        return client
 
     @property
     def max_model_len(self) -> int:
@@ -156,17 +195,34 @@ class EngineClient:
         """Whether the engine process lives."""
         return not self._dead.is_set()
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the engine has owed a sign of life; 0 while it has nothing to do.
+
+        It gives one after each turn of its loop, and every second of a step.
+        """
+        return time.monotonic() - self._heard if self._owed else 0.0
+
+    @property
+    def _owed(self) -> bool:
+        return bool(self._asked) or any(not stream.ended for stream in self._streams.values())
+
     async def wait_dead(self) -> None:
         """Returns once the engine process has ended, for whatever reason."""
         await self._dead.wait()
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a prompt, validated but not submitted.
+
+        Args:
+            add_special_tokens: put BOS (and EOS) around a text where the model's files say so.
 
         Raises:
             InvalidRequestError: what generate() would refuse.
         """
-        return self._intake.prompt_ids(prompt, params)
+        return self._intake.prompt_ids(prompt, params, add_special_tokens)
 
     async def generate(
         self,
@@ -223,11 +279,12 @@ class EngineClient:
         several = [self._intake.prompt_ids(prompt, params) for prompt in prompts]
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
+        self._expect()
         mailbox = Mailbox(len(several))
         streams: dict[str, _Stream] = {}
         try:
             for i, ids in enumerate(several):
-                own_id = f"{next(self._counter)}-{request_id or 'request'}"
+                own_id = self._ids.new(request_id or "request")
                 choices = Choices(self.tokenizer, params, i * params.n)
                 streams[own_id] = _Stream(
                     choices, RequestTimes(len(ids), params, request_id), mailbox
@@ -255,10 +312,11 @@ class EngineClient:
         """
         if not self.healthy:
             raise EngineDeadError("the engine process has ended: restart the server")
-        call_id = next(self._counter)
+        self._expect()
+        call_id = next(self._calls)
         self._asked[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._post(messages.Ask(call_id, wish, argument))
+            self._post(messages.Ask(call_id, wish, argument, self._number))
             answer = await self._asked[call_id]
         finally:
             del self._asked[call_id]
@@ -267,19 +325,23 @@ class EngineClient:
         return answer.done
 
     async def close(self) -> None:
-        """Ends the engine process and frees what belongs to it."""
+        """Fails what still runs; ends the engine process, if this client has started it, and
+        frees what belongs to it."""
         self._closing = True
-        if self.healthy:
+        if self._process is not None and self.healthy:
             self._post(messages.Shutdown())
             try:
                 await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
             except TimeoutError:
-                self._kill()
+                _kill(self._process)
                 await self._process.wait()
+        self._fail_all(EngineDeadError("the server is shutting down"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._close_sockets()
+        if self._process is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _hear(self) -> messages.ToClient:
         """The engine's next message while it starts.
@@ -289,7 +351,7 @@ class EngineClient:
             EngineDeadError: it ended.
         """
         receive = asyncio.ensure_future(self._from_engine.recv())
-        ended = asyncio.ensure_future(self._process.wait())
+        ended = asyncio.ensure_future(self._ended())
         await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not receive.done():
             with contextlib.suppress(TimeoutError):  # its last word may still be on the way
@@ -298,7 +360,7 @@ class EngineClient:
         if not receive.done():
             receive.cancel()
             raise EngineDeadError(
-                f"the engine process ended with status {self._process.returncode} before it was "
+                f"the engine process ended with status {await self._ended()} before it was "
                 "ready; its messages are above"
             )
         answer = messages.decode_to_client(receive.result())
@@ -308,9 +370,8 @@ class EngineClient:
 
     def _begin(self, ready: messages.Ready) -> None:
         self.ready, self.stats = ready, ready.stats
-        self._intake = Intake(
-            self.tokenizer, ready.max_model_len, ready.vocab_size, random.Random(self.config.seed)
-        )
+        seeds = random.Random(self.config.seed + self._number)
+        self._intake = Intake(self.tokenizer, ready.max_model_len, ready.vocab_size, seeds)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def _read(self) -> None:
@@ -318,29 +379,36 @@ class EngineClient:
             await self._read_news()
         except Exception:
             log.exception("the engine's news can't be read; the engine is ended")
-            self._kill()  # and _watch() tells the streams
+            if self._process is not None:
+                _kill(self._process)
+            self._die(EngineDeadError("the engine's news can't be read; the log has why"))
 
     async def _read_news(self) -> None:
         """Turns the engine's news into deltas."""
         inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:
-            news = [await self._from_engine.recv()]
+            read = self._take_news(await self._from_engine.recv())
             # What else is there now comes in one turn, so that readers get it as one.
             with contextlib.suppress(zmq.Again):
-                while len(news) < MOST_NEWS:
-                    news.append(inbox.recv(zmq.NOBLOCK))
-            for message in map(messages.decode_to_client, news):
-                if isinstance(message, messages.Answer):
-                    self._take_answer(message)
-                    continue
-                assert isinstance(message, messages.Outputs)
-                self.stats = message.stats
-                for listener in self.listeners:
-                    listener.on_turn(message.stats)
-                for output in message.outputs:
-                    self._deliver(output)
+                while read < MOST_OUTPUTS:
+                    read += self._take_news(inbox.recv(zmq.NOBLOCK))
             # recv() doesn't wait while there is more; the readers must have their turn.
             await asyncio.sleep(0)
+
+    def _take_news(self, data: bytes) -> int:
+        """Takes one message in; returns how much there was in it, for the turn's measure."""
+        message = messages.decode_to_client(data)
+        self._heard = time.monotonic()
+        if isinstance(message, messages.Answer):
+            self._take_answer(message)
+            return 1
+        assert isinstance(message, messages.Outputs)
+        self.stats = message.stats
+        for listener in self.listeners:
+            listener.on_turn(message.stats)
+        for output in message.outputs:
+            self._deliver(output)
+        return 1 + len(message.outputs)
 
     def _take_answer(self, answer: messages.Answer) -> None:
         asked = self._asked.get(answer.call_id)
@@ -382,12 +450,17 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Fails everything pending at once when the process dies."""
-        status = await self._process.wait()
-        self._dead.set()
+        status = self.exit_status = await self._ended()
         if self._closing:
-            error = EngineDeadError("the server is shutting down")
+            self._die(EngineDeadError("the server is shutting down"))
         else:
-            error = EngineDeadError(f"the engine process ended with status {status}")
+            self._die(EngineDeadError(f"the engine process ended with status {status}"))
+
+    def _die(self, error: EngineDeadError) -> None:
+        self._dead.set()
+        self._fail_all(error)
+
+    def _fail_all(self, error: EngineDeadError) -> None:
         for stream in self._streams.values():
             if not stream.ended:
                 self._end(stream, error)
@@ -423,6 +496,11 @@ class EngineClient:
         choice.last = now
         choice.tokens += tokens
 
+    def _expect(self) -> None:
+        """From now on, if not yet, the engine owes signs of life."""
+        if not self._owed:
+            self._heard = time.monotonic()
+
     def _abort(self, own_id: str, index: int | None = None) -> None:
         if self.healthy and not self._closing:
             self._post(messages.Abort(own_id, index))
@@ -431,11 +509,12 @@ class EngineClient:
         # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
         self._to_engine.send(messages.encode(message))
 
-    def _kill(self) -> None:
-        """Ends the engine process and all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     def _close_sockets(self) -> None:
         self._to_engine.close(linger=0)
         self._from_engine.close(linger=0)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Ends the engine process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

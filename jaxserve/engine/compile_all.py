@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from threading import Event
 from typing import Any, NamedTuple
 
 import jax
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 from tqdm import tqdm
 
 THREADS = 2
@@ -25,15 +26,32 @@ class Job(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
-def compile_together(jobs: Mapping[Hashable, Job], progress: bool) -> dict[Hashable, Compiled]:
-    """Compiles all jobs: tracing is serial, XLA's part runs in threads beside it."""
+def compile_together(
+    jobs: Mapping[Hashable, Job], progress: bool, given_up: Event
+) -> dict[Hashable, Compiled]:
+    """Compiles all jobs: tracing is serial, XLA's part runs in threads beside it.
+
+    Args:
+        given_up: once it is set, no further job is begun.
+
+    Raises:
+        CancelledError: it was.
+    """
+
+    def compile_one(lowered: Lowered) -> Compiled:
+        if given_up.is_set():
+            raise CancelledError
+        return lowered.compile()
+
     with (
         ThreadPoolExecutor(THREADS) as pool,
         tqdm(total=len(jobs), desc="compile", unit="program", disable=not progress) as bar,
     ):
         futures = {}
         for key, job in jobs.items():
+            if given_up.is_set():
+                raise CancelledError
             lowered = jax.jit(job.function, donate_argnums=job.donated).lower(*job.arguments)
-            futures[key] = pool.submit(lowered.compile)
+            futures[key] = pool.submit(compile_one, lowered)
             futures[key].add_done_callback(lambda _: bar.update())
         return {key: future.result() for key, future in futures.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -39,9 +40,15 @@ log = logging.getLogger(__name__)
 
 MAX_FAULTS = 3  # steps in a row that may fail before the engine gives up
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
-NOTHING_TO_DRAW = (
-    "no token could be drawn: the model's logits weren't finite, or the request rules out every one"
-)
+NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
+
+
+@contextmanager
+def _blamed_on_the_step() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _StepFailure(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +61,11 @@ class InFlight:
 
 
 class _StepFailure(Exception):
-    """A step failed as a whole.
+    """A step failed as a whole."""
 
-    Args:
-        plan: the step's, if it isn't in flight yet.
-    """
-
-    def __init__(self, error: Exception, plan: StepPlan | None = None) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
-        self.error, self.plan = error, plan
+        self.error = error
 
 
 class EngineCore:
@@ -106,12 +109,14 @@ class EngineCore:
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._overlap = config.overlap
         self._flights: deque[InFlight] = deque()  # oldest first
+        self._started: StepPlan | None = None  # of a step that isn't drawn, so not in flight yet
         self._faults = 0  # steps in a row that failed as a whole
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
+            embedding_size=started.model.hidden_size,
             num_blocks=limits.num_blocks,
             load_s=started.load_s,
             ready_s=started.ready_s,
@@ -137,7 +142,8 @@ class EngineCore:
     def report(self) -> EngineStats:
         """What there is to say of the time since the last report."""
         (seconds, tokens), self._last_step = self._last_step, (None, 0)
-        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens)
+        busy_s = time.monotonic() - self._flights[0].started if self._flights else 0.0
+        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached text; refused (False) while any request holds blocks."""
@@ -188,7 +194,7 @@ class EngineCore:
             payload=SamplingRequest(guide(params) if searches else params, masks, message.pool),
             n=1 if searches else params.n,
             read_prefix_cache=params.prompt_logprobs is None,
-            await_tokens=searches or (masks is not None and masks.needs_each_token),
+            await_tokens=searches,
         )
         first = self._scheduler.add_request(request)
         if searches:
@@ -209,9 +215,10 @@ class EngineCore:
         """One turn of the loop: starts the next step, then hands out the tokens of the last one.
 
         With overlap the step just started runs on while the tokens are handed out; without, the
-        same step is awaited at once. Where a row can't be planned before its last token is known
-        (a grammar, a beam), the last step's tokens come first: a step that left it out would cost
-        more than the pause.
+        same step is awaited at once. What a grammar allows next is found out beside the step's
+        layers, and its draw is dispatched after that. Where a row can't be planned before its last
+        token is known (a beam), the last step's tokens come first: a step that left it out would
+        cost more than the pause.
 
         Args:
             meanwhile: called again and again while the device is busy; it may submit and abort,
@@ -225,7 +232,7 @@ class EngineCore:
                     outputs += self._hand_out(meanwhile)
                 plan = self._scheduler.schedule()
                 if plan is not None:
-                    outputs += self._dispatch(plan)
+                    outputs += self._start(plan, meanwhile)
                 if len(self._flights) > (self._overlap and plan is not None):
                     outputs += self._hand_out(meanwhile)
             except _StepFailure as failure:
@@ -234,15 +241,23 @@ class EngineCore:
             self._clock.rest()
         return outputs
 
-    def _dispatch(self, plan: StepPlan) -> list[Output]:
-        """Starts a step; news of the requests it admits, and of those that can't go on."""
-        try:
-            handle = self._runner.dispatch(plan)
-        except Exception as error:
-            raise _StepFailure(error, plan) from error
-        self._flights.append(InFlight(plan, handle, self._clock.started()))
+    def _start(self, plan: StepPlan, meanwhile: Callable[[], None] | None) -> list[Output]:
+        """Starts a step; news of the requests it admits, of those that can't go on, and, if its
+        draw must know them, of the last step's tokens."""
+        self._started = plan
+        with _blamed_on_the_step():
+            started = self._runner.dispatch(plan)
+        begin, outputs = self._clock.started(), _admissions(plan)
+        if self._flights and started.awaits_tokens:
+            outputs += self._hand_out(meanwhile)
+            self._clock.look(started.ready)
+        with _blamed_on_the_step():
+            handle = self._runner.draw(started)
+        self._clock.started()
+        self._started = None
+        self._flights.append(InFlight(plan, handle, begin))
         failures = self._runner.take_failures()
-        return _admissions(plan) + [self._fail(sequence, reason) for sequence, reason in failures]
+        return outputs + [self._fail(sequence, error) for sequence, error in failures]
 
     def _lose_state(self, failure: _StepFailure) -> list[Output]:
         """After a step that failed as a whole: its KV is lost, and with it all started requests.
@@ -253,8 +268,9 @@ class EngineCore:
             Exception: the cause, when too many steps in a row have failed: no request is to blame.
         """
         error, plans = failure.error, [flight.plan for flight in self._flights]
-        if failure.plan is not None:
-            plans.append(failure.plan)
+        if self._started is not None:
+            plans.append(self._started)
+            self._started = None
         lost = self._scheduler.started()
         log.error("a step failed; %d requests are lost with it", len(lost), exc_info=error)
         for request_id in lost:
@@ -287,13 +303,11 @@ class EngineCore:
         """Awaits the oldest step in flight; news of what it drew."""
         while meanwhile is not None and not self._flights[0].handle.ready:
             meanwhile()
-        try:
+        with _blamed_on_the_step():
             results = self._flights[0].handle.wait()
-        except Exception as error:
-            raise _StepFailure(error) from error
         done = self._flights.popleft()
         self._faults = 0
-        self._clock.ended(done.started, more=bool(self._flights))
+        self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)
         logprobs, embeddings = results.logprobs, results.embeddings
@@ -309,7 +323,7 @@ class EngineCore:
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
-                outputs.append(self._fail(seq, NOTHING_TO_DRAW))
+                outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
             if seq.request.payload.pool:
                 outputs.append(
@@ -340,15 +354,14 @@ class EngineCore:
             )
         return outputs + self._beams.select()
 
-    def _fail(self, sequence: Sequence, reason: str) -> Output:
+    def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""
         for sibling in self._scheduler.sequences(sequence.request.request_id):
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
                 sibling.output_token_ids[-1] = 0  # its end may hash it
         self.abort(sequence.request.request_id)
-        return Output(
-            sequence.request.request_id, [], error=reason, error_kind=EngineError.__name__
-        )
+        kind = type(error).__name__
+        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:

@@ -30,15 +30,20 @@ class Intake:
     vocab_size: int
     seeds: random.Random
 
-    def prompt_ids(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+    def prompt_ids(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a prompt that the engine can serve with these params.
+
+        Args:
+            add_special_tokens: as Tokenizer.encode(); of a text alone.
 
         Raises:
             InvalidRequestError: empty, too long, or with ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             self._check_length(prompt, params)
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             ids = _whole(prompt)
         if (keep := params.truncate_prompt_tokens) is not None:

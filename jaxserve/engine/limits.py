@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxserve.config import GIB, EngineConfig, cache_dir
+from jaxserve.config import GIB, MIB, EngineConfig, cache_dir
+from jaxserve.engine import step_memory
+from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.cache_layout import CacheLayout
 from jaxserve.engine.loader import ModelOutline
 from jaxserve.engine.machine import Machine
@@ -17,7 +19,7 @@ from scheduler import longest_sequence
 
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
-GPU_STEP_BYTES = 2 * GIB  # left for the activations of the largest step
+SLACK = 256 * MIB  # for holes between allocations, and libraries' work space
 
 
 def use_compilation_cache() -> None:
@@ -54,14 +56,28 @@ class EngineLimits:
 
     @classmethod
     def resolve(
-        cls, config: EngineConfig, model: ModelOutline, dtype: jnp.dtype, machine: Machine
+        cls,
+        config: EngineConfig,
+        model: ModelOutline,
+        dtype: jnp.dtype,
+        machine: Machine,
+        step_bytes: int | None = None,
     ) -> EngineLimits:
         """Decides the limits for a model on a machine.
 
+        Args:
+            step_bytes: what the largest step allocates on a GPU; None estimates it.
+
         Raises:
-            ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
+            ConfigError: the KV memory holds no block, max_model_len exceeds the model's, or the
+                machine can't keep what batch_invariant promises.
         """
         on_cpu = machine.on_cpu
+        if config.batch_invariant and not on_cpu:
+            raise ConfigError(
+                "batch_invariant holds on a CPU alone: a GPU's matrix products go by their shape; "
+                "leave it out"
+            )
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
         if wanted > context:
@@ -69,8 +85,14 @@ class EngineLimits:
                 f"max_model_len is {wanted}, but the model was made for at most {context}"
             )
         tokens = config.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+        rows = config.max_num_seqs or (CPU_SEQS if on_cpu else GPU_SEQS)
         layout = CacheLayout.choose(model.cache_specs, config.block_size, wanted, tokens)
-        memory = config.kv_cache_memory or _spare_bytes(machine, config, model.nbytes)
+        memory = config.kv_cache_memory
+        if memory is None:
+            if step_bytes is None:
+                step_bytes = step_memory.estimate(model.config, dtype, Bucket(tokens, rows))
+            tables = step_memory.table_bytes(rows, model.config.vocab_size)
+            memory = _spare_bytes(machine, model.nbytes, tables + step_bytes)
         per_block = bytes_per_block(layout.buffers, config.block_size, dtype)
         num_blocks = memory // per_block
         if num_blocks <= len(layout.groups):
@@ -85,7 +107,7 @@ class EngineLimits:
             block_size=config.block_size,
             bytes_per_block=per_block,
             max_model_len=min(wanted, longest),
-            max_num_seqs=config.max_num_seqs or (CPU_SEQS if on_cpu else GPU_SEQS),
+            max_num_seqs=rows,
             max_num_batched_tokens=tokens,
         )
 
@@ -99,15 +121,16 @@ class EngineLimits:
         return (self.num_blocks - 1) // held
 
 
-def _spare_bytes(machine: Machine, config: EngineConfig, weights: int) -> int:
+def _spare_bytes(machine: Machine, weights: int, step: int) -> int:
     """What the KV cache may take."""
     if machine.gpu_bytes is None:
         return CPU_KV_BYTES
-    usable = int(machine.gpu_bytes * config.gpu_memory_utilization)
-    free = usable - weights - GPU_STEP_BYTES
+    free = machine.gpu_bytes - weights - step - SLACK
     if free <= 0:
         raise ConfigError(
-            f"the weights take {weights} of the GPU's {usable} bytes and leave none for the KV "
-            "cache: raise gpu_memory_utilization, or take a smaller model"
+            f"of the GPU's {machine.gpu_bytes / GIB:.2f} GiB that the engine may use the weights "
+            f"take {weights / GIB:.2f} and a step {(step + SLACK) / GIB:.2f}, which leaves none "
+            "for the KV cache: raise gpu_memory_utilization, lower max_num_batched_tokens, or take "
+            "a smaller model"
         )
     return free

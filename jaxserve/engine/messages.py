@@ -1,11 +1,14 @@
 """What crosses the process boundary: small, typed, versioned messages, packed by msgspec.
 
 Client to engine: one Submit a request, Abort, Ask, Shutdown. Engine to client: Fetched and
-Ready (or Failed), then Outputs after each turn of its loop, and Answers.
+Ready (or Failed), then Outputs after each turn of its loop and once a second in a long one, and
+Answers. The first client starts the engine, and further ones may attach to it, each under a number
+of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +21,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import SchedulerStats
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 Wish = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
@@ -35,6 +38,12 @@ class Start(Message, frozen=True):
     config: EngineConfig
 
 
+class Attach(Message, frozen=True):
+    """A further client is there. It is told what the first one was: Fetched, and Ready."""
+
+    client: int
+
+
 class Fetched(Message, frozen=True):
     """The engine has the model's files, and begins to load them."""
 
@@ -45,7 +54,7 @@ class Submit(Message, frozen=True):
     """Registers and starts a request as one act.
 
     Args:
-        request_id: chosen by the client process, never by a user.
+        request_id: chosen by the client process (RequestIds), never by a user.
         params: with max_tokens and seed filled in.
         bad_words: token ids of params.bad_words.
         priority: lower runs first, under the scheduling policy `priority`.
@@ -74,12 +83,14 @@ class Ask(Message, frozen=True):
     """An operator's wish; an Answer with the same call_id follows.
 
     Args:
+        client: who asks.
         argument: the folder to write to (start_profile).
     """
 
     call_id: int
     wish: Wish
     argument: str = ""
+    client: int = 0
 
 
 class Shutdown(Message, frozen=True):
@@ -94,7 +105,8 @@ class EngineStats(Message, frozen=True):
         compiles: compilations since ready; stays 0.
         idle_s: see StepClock.
         step_s, step_tokens: of the step whose results this turn brought, the seconds it took and
-            the tokens it computed; None and 0 if there was none.
+            the tokens it computed; None and 0 if there was none. One client alone is told.
+        busy_s: seconds that the device has been at its oldest step so far; 0 if it has none.
     """
 
     scheduler: SchedulerStats
@@ -102,6 +114,7 @@ class EngineStats(Message, frozen=True):
     idle_s: float = 0.0
     step_s: float | None = None
     step_tokens: int = 0
+    busy_s: float = 0.0
 
 
 class Ready(Message, frozen=True):
@@ -110,6 +123,7 @@ class Ready(Message, frozen=True):
     Args:
         max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
         vocab_size: rows of the model's embedding; token ids must be below.
+        embedding_size: numbers of a prompt's embedding.
         num_blocks: blocks in the KV pool.
         cache: the KV pool in words.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
@@ -118,6 +132,7 @@ class Ready(Message, frozen=True):
 
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     num_blocks: int
     load_s: float
     ready_s: float
@@ -187,13 +202,35 @@ def as_error(output: Output) -> JaxserveError:
     return error
 
 
-ToEngine = Start | Submit | Abort | Ask | Shutdown
+ToEngine = Start | Attach | Submit | Abort | Ask | Shutdown
 ToClient = Fetched | Ready | Failed | Outputs | Answer
 
 
-def addresses(folder: str | Path) -> tuple[str, str]:
-    """Of the sockets to the engine and from it, in a folder that is ours alone."""
-    return f"ipc://{folder}/to-engine", f"ipc://{folder}/from-engine"
+class RequestIds:
+    """Ids of one client's requests, which tell whose they are."""
+
+    def __init__(self, client: int) -> None:
+        self._client, self._counter = client, itertools.count()
+
+    def new(self, name: str) -> str:
+        """Args: name: for logs."""
+        return f"{self._client}/{next(self._counter)}-{name}"
+
+
+def client_of(request_id: str) -> int:
+    """Whose request it is."""
+    return int(request_id.partition("/")[0])
+
+
+def to_engine(folder: str | Path) -> str:
+    """Address of the socket to the engine, which the engine binds, in a folder that is ours
+    alone."""
+    return f"ipc://{folder}/to-engine"
+
+
+def from_engine(folder: str | Path, client: int) -> str:
+    """Address of the socket to a client, which the client binds."""
+    return f"ipc://{folder}/from-engine-{client}"
 
 
 encode = msgspec.msgpack.Encoder().encode

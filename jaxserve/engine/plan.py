@@ -28,14 +28,16 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
         ModelError: the model has no config that we can read.
         ConfigError: the settings don't fit the model or the GPU.
     """
-    machine = Machine.named(gpu)
+    machine = Machine.named(gpu, config.gpu_memory_utilization)
     dtype = jnp.dtype(machine.dtype(config))
     model = outline(read_model_config(path), dtype, config.max_model_len)
     limits = EngineLimits.resolve(config, model, dtype, machine)
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB"
     yield f"KV cache     {describe_cache(limits)}"
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
+    )
     yield f"step shapes  {len(table.all)}"
     rows = ", ".join(str(b.rows) for b in table.decode)
     yield f"  decode     {rows} rows; {_decode_waste(table)}"

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import zmq
 import checkpoints
 from jaxserve.engine import messages
 from jaxserve.engine.core import EngineCore
+from jaxserve.engine.outboxes import Outboxes
 from jaxserve.errors import JaxserveError
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -25,14 +27,16 @@ log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
 POLL_MS = 1  # between looks at the device while it is busy
+BEAT_S = 1.0  # between signs of life while a step runs
 
 
 class EngineProcess:
-    """Serves one client until it says Shutdown or dies."""
+    """Serves its clients until the first one says Shutdown or dies."""
 
-    def __init__(self, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
-        self._inbox, self._outbox = inbox, outbox
+    def __init__(self, inbox: zmq.Socket[bytes], outboxes: Outboxes) -> None:
+        self._inbox, self._outboxes = inbox, outboxes
         self._refusals: list[messages.Output] = []  # still to be told
+        self._told = 0.0  # when the clients last had news
         self._ending = False
 
     def run(self) -> int:
@@ -47,14 +51,15 @@ class EngineProcess:
             )
         try:
             path = checkpoints.pull(start.config.model)
-            self._send(messages.Fetched(str(path)))
+            self._fetched = messages.Fetched(str(path))
+            self._outboxes.send(self._fetched)
             core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
         ready = core.ready
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
-        self._send(ready)
+        self._outboxes.send(ready)
         return self._serve(core)
 
     def _serve(self, core: EngineCore) -> int:
@@ -64,13 +69,15 @@ class EngineProcess:
             self._take_messages(core)
             outputs = core.step(partial(self._meanwhile, core)) if core.has_work else []
             news, self._refusals = self._refusals + outputs, []
-            self._send(messages.Outputs(news, core.report()))
+            self._tell(core, news)
         return 0
 
     def _meanwhile(self, core: EngineCore) -> None:
         """While the device is busy: a client that leaves needn't wait for the step's end."""
         if self._inbox.poll(POLL_MS):
             self._take_messages(core)
+        if time.monotonic() - self._told > BEAT_S:
+            self._tell(core)
 
     def _take_messages(self, core: EngineCore) -> None:
         freed = False
@@ -78,8 +85,12 @@ class EngineProcess:
             match message := self._receive():
                 case messages.Shutdown():
                     self._ending = True
+                case messages.Attach(client):
+                    self._outboxes.add(client)
+                    self._outboxes.send(self._fetched, client)
+                    self._outboxes.send(core.ready, client)
                 case messages.Ask():
-                    self._send(_grant(core, message))
+                    self._outboxes.send(_grant(core, message), message.client)
                 case messages.Submit():
                     if refusal := core.submit(message):
                         self._refusals.append(refusal)
@@ -87,16 +98,17 @@ class EngineProcess:
                     core.abort(message.request_id, message.index)
                     freed = True
         if freed:  # what is free now needn't wait for the step to be known
-            self._send(messages.Outputs([], core.report()))
+            self._tell(core)
 
     def _receive(self) -> messages.ToEngine:
         return messages.decode_to_engine(self._inbox.recv())
 
-    def _send(self, message: messages.ToClient) -> None:
-        self._outbox.send(messages.encode(message))
+    def _tell(self, core: EngineCore, news: Sequence[messages.Output] = ()) -> None:
+        self._told = time.monotonic()
+        self._outboxes.tell(news, core.report())
 
     def _fail(self, reason: str) -> int:
-        self._send(messages.Failed(reason))
+        self._outboxes.send(messages.Failed(reason))
         return 1
 
 
@@ -124,8 +136,8 @@ def _end_with(parent: int, folder: Path) -> None:
 
 
 def main(folder: str, parent: str) -> int:
-    """Entry of the process, which leads its group; the client, process id `parent`, binds both
-    sockets in `folder`."""
+    """Entry of the process, which leads its group; its first client is process `parent`, and the
+    sockets are in `folder`."""
     # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
     # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -134,12 +146,10 @@ def main(folder: str, parent: str) -> int:
     logging.getLogger("jax").setLevel(logging.WARNING)
     threading.Thread(target=_end_with, args=(int(parent), Path(folder)), daemon=True).start()
     context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox_address, outbox_address = messages.addresses(folder)
-    inbox.connect(inbox_address)
-    outbox.connect(outbox_address)
+    inbox = context.socket(zmq.PULL)
+    inbox.bind(messages.to_engine(folder))
     try:
-        return EngineProcess(inbox, outbox).run()
+        return EngineProcess(inbox, Outboxes(context, Path(folder))).run()
     finally:
         context.destroy(linger=1000)
 

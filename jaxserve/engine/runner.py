@@ -15,6 +15,7 @@ from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
 from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
+from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
@@ -37,6 +38,35 @@ class HostBuffers:
         rows = DrawRows.split(draws)
         rows = rows._replace(floats=rows.floats.view(np.float32))
         return cls(ints, draws, StepInts(*split(ints, shapes)), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A step whose layers are dispatched, and whose draw is still to come.
+
+    Args:
+        buffers: its host arrays.
+        rows: the plan's rows; the rest is padding.
+        x: [T, E], the last layer's output.
+        drawn: [R, E], its rows that are drawn from.
+        spans: prompt tokens whose logprobs are asked for.
+        pooled: rows whose embeddings are asked for; None if there is none.
+        awaits_tokens: what a row may draw depends on a token that may be in flight.
+    """
+
+    step: Step
+    buffers: HostBuffers
+    rows: int
+    x: jax.Array
+    drawn: jax.Array
+    spans: list[PromptSpan]
+    pooled: dict[Sequence, int] | None
+    awaits_tokens: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device is through with the layers."""
+        return bool(self.drawn.is_ready())  # type: ignore[attr-defined]
 
 
 class Runner:
@@ -78,7 +108,8 @@ class Runner:
         for bucket in buckets:
             buffers = self._empty(bucket)
             self._fill_rows(buffers, 0)
-            self._run(bucket, buffers, 0, [], None if bucket.decode else {}).wait()
+            asked: dict[Sequence, int] | None = None if bucket.decode else {}
+            self.draw(self._start(bucket, buffers, 0, [], asked)).wait()
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
@@ -90,8 +121,8 @@ class Runner:
         self._state = self._new_state()
         self._sampling.clear()
 
-    def dispatch(self, plan: StepPlan) -> StepHandle:
-        """Starts a step and returns without waiting for the device."""
+    def dispatch(self, plan: StepPlan) -> Started:
+        """Starts a step's layers and returns without waiting for the device."""
         if plan.copies:
             pages = self._copy(self._state.pages, plan.copies)
             self._state = self._state._replace(pages=pages)
@@ -106,12 +137,31 @@ class Runner:
         self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
         spans = self._fill_chunks(buffers, plan)
         self._fill_rows(buffers, rows)
-        sampled = buffers.rows.keep > 0
-        self._sampling.advance(buffers.rows.slots[sampled], buffers.rows.output_positions[sampled])
-        self._state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        return self._run(bucket, buffers, rows, spans, pooled)
+        awaits = self._sampling.awaits_tokens(plan.decode_slots)
+        return self._start(bucket, buffers, rows, spans, pooled, awaits)
 
-    def take_failures(self) -> list[tuple[Sequence, str]]:
+    def draw(self, started: Started) -> StepHandle:
+        """Starts the draw of the step dispatched last. If that awaits tokens, all those of the
+        steps before it must be known."""
+        drawn, step = started.buffers.rows, started.step
+        sampled = drawn.keep > 0
+        self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled])
+        state = self._state._replace(tables=self._sampling.upload(self._state.tables))
+        draws = started.buffers.draws
+        self._state, output = step.sample(self._params, state, started.drawn, draws)
+        wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & sampled).tolist()
+        sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
+        spans = started.spans
+        prompt = self._prompt_logprobs(step, started.x, spans) if spans else {}
+        handle = StepHandle(output, started.rows, sequences, spans, prompt)
+        if started.pooled is not None:
+            assert step.pool is not None
+            handle.pooled_rows = started.pooled
+            handle.pooled = step.pool(self._params.ends, started.drawn)
+        handle.start_copies()
+        return handle
+
+    def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed
@@ -197,27 +247,18 @@ class Runner:
         buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
         buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
 
-    def _run(
+    def _start(
         self,
         bucket: Bucket,
         buffers: HostBuffers,
         rows: int,
         spans: list[PromptSpan],
-        pooled_rows: dict[Sequence, int] | None,
-    ) -> StepHandle:
+        pooled: dict[Sequence, int] | None,
+        awaits: bool = False,
+    ) -> Started:
         step = self._steps[bucket]
-        self._state, output, x, last = step(self._params, self._state, buffers.ints, buffers.draws)
-        drawn = buffers.rows
-        wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & (drawn.keep > 0)).tolist()
-        sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
-        prompt = self._prompt_logprobs(step, x, spans) if spans else {}
-        handle = StepHandle(output, rows, sequences, spans, prompt)
-        if pooled_rows is not None:
-            assert step.pool is not None
-            handle.pooled_rows = pooled_rows
-            handle.pooled = step.pool(self._params.ends, last)
-        handle.start_copies()
-        return handle
+        self._state, x, drawn = step.layers(self._params, self._state, buffers.ints)
+        return Started(step, buffers, rows, x, drawn, spans, pooled, awaits)
 
     def _prompt_logprobs(
         self, step: Step, x: jax.Array, spans: list[PromptSpan]

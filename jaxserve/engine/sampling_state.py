@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.errors import EngineError, JaxserveError, UnprocessableError
 from jaxserve.sampling.grammar import GrammarError
 from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
@@ -17,6 +19,10 @@ from scheduler import Sequence, SlotStart
 
 # Rows that one call writes.
 COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
+NOTHING_LEFT = (
+    "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the grammar together "
+    "rule out every one; ask for less"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +53,15 @@ class SamplingState:
         self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
         self._unwritten: set[int] = set()  # slots whose first mask is still to come
-        self.failed: list[tuple[Sequence, str]] = []  # sequences that can't go on, and why
+        self.failed: list[tuple[Sequence, JaxserveError]] = []  # who can't go on, and why
 
     def start(self, start: SlotStart) -> None:
         """Takes in the slot's new occupant."""
         try:
             self._occupy(start)
         except Exception as error:  # whatever it is, it is this request's alone
-            self.failed.append((start.sequence, f"its sampling couldn't be set up: {error!r}"))
+            failure = EngineError(f"its sampling couldn't be set up: {error!r}")
+            self.failed.append((start.sequence, failure))
 
     def _occupy(self, start: SlotStart) -> None:
         sequence, slot = start.sequence, start.slot
@@ -69,14 +76,23 @@ class SamplingState:
         if request.params.logit_bias:
             self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
 
+    def awaits_tokens(self, slots: Iterable[int]) -> bool:
+        """Whether what one of these slots may draw depends on its last token."""
+        return bool(self._masks) and any(
+            slot in self._masks and self._masks[slot][1].needs_each_token for slot in slots
+        )
+
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
-        """Brings the masks of rows that draw output tokens at `positions` up to date."""
+        """Brings the masks of rows that draw output tokens at `positions` up to date; the tokens
+        before them are known, or the sequence has ended."""
         if not self._masks:
             return
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             if slot not in self._masks:
                 continue
             sequence, mask = self._masks[slot]
+            if sequence.finish_reason is not None:
+                continue  # it was planned before its end was known
             if slot not in self._unwritten and not mask.changes(position):
                 continue
             self._unwritten.discard(slot)
@@ -86,9 +102,13 @@ class SamplingState:
                 del self._masks[slot]
                 reason = str(error) if isinstance(error, GrammarError) else repr(error)
                 message = f"the output can't go on under its grammar: {reason}"
-                self.failed.append((sequence, message))
-            else:
+                self.failed.append((sequence, EngineError(message)))
+                continue
+            if row.any():
                 self._mask_rows.add(slot, row)
+            else:
+                del self._masks[slot]
+                self.failed.append((sequence, UnprocessableError(NOTHING_LEFT)))
 
     def upload(self, tables: SamplingTables) -> SamplingTables:
         """The tables with all that is pending written; they are donated."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig
+from jaxserve.engine import step_memory
 from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.limits import EngineLimits, use_compilation_cache
-from jaxserve.engine.loader import load_parameters, outline
-from jaxserve.engine.machine import Machine
+from jaxserve.engine.loader import ModelOutline, load_parameters, outline
+from jaxserve.engine.machine import Machine, prepare_gpu
 from jaxserve.engine.paged_cache import allocate
 from jaxserve.engine.runner import Runner
 from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
@@ -54,34 +57,59 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     """
     began = time.monotonic()
     use_compilation_cache()
+    prepare_gpu(config.gpu_memory_utilization)
     machine = Machine.here()
     dtype = jnp.dtype(machine.dtype(config))
     checkpoint = open_checkpoint(model_path)
     model = outline(checkpoint.config, dtype, config.max_model_len)
-    limits = EngineLimits.resolve(config, model, dtype, machine)
-    width = -(-limits.max_model_len // config.block_size)
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
     vocab = min(model.config.vocab_size, num_ids)
-    layers, groups = len(model.cache_specs), len(limits.layout.groups)
-    sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
-    parts = ModelParts.split(model, limits.layout, sizes)
-
-    def empty_state() -> StepState:
-        rows = limits.max_num_seqs + 1
-        pages = allocate(limits.layout.buffers, limits.num_blocks, config.block_size, dtype)
-        return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
-
-    programs = StepPrograms(parts, groups, width, vocab)
-    pool = ThreadPoolExecutor(1)
-    compiling = pool.submit(programs.compile_all, table.all, jax.eval_shape(empty_state), progress)
+    limits = EngineLimits.resolve(config, model, dtype, machine)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
+    )
+    if not machine.on_cpu and config.kv_cache_memory is None:
+        small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
+        probe, state = step_programs(small, model, machine, vocab), state_maker(small, dtype, vocab)
+        measured = step_memory.measure(probe, table.mixed[-1], state)
+        limits = EngineLimits.resolve(config, model, dtype, machine, measured)
+    programs = step_programs(limits, model, machine, vocab)
+    empty_state = state_maker(limits, dtype, vocab)
+    pool, given_up = ThreadPoolExecutor(1), Event()
+    state = jax.eval_shape(empty_state)
+    compiling = pool.submit(programs.compile_all, table.all, state, progress, given_up)
     try:
-        params = parts.distribute(load_parameters(checkpoint, model, dtype, progress))
+        params = programs.parts.distribute(load_parameters(checkpoint, model, dtype, progress))
         loaded = time.monotonic()
+    except BaseException:
+        given_up.set()  # the interpreter's exit waits for what goes on
+        raise
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()
-    slots = SlotTable(limits.max_num_seqs, width, groups)
+    slots = SlotTable(limits.max_num_seqs, programs.width, programs.groups)
     runner = Runner(steps, copy, table, params, empty_state, slots, config.block_size)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if machine.on_cpu else table.all)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)
+
+
+def step_programs(
+    limits: EngineLimits, model: ModelOutline, machine: Machine, vocab: int
+) -> StepPrograms:
+    """The step programs that serve a model under these limits, to be compiled."""
+    layers = len(model.cache_specs)
+    sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
+    parts = ModelParts.split(model, limits.layout, sizes)
+    width = -(-limits.max_model_len // limits.block_size)
+    return StepPrograms(parts, len(limits.layout.groups), width, vocab)
+
+
+def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:
+    """What makes an empty state."""
+
+    def new_state() -> StepState:
+        rows = limits.max_num_seqs + 1
+        pages = allocate(limits.layout.buffers, limits.num_blocks, limits.block_size, dtype)
+        return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
+
+    return new_state

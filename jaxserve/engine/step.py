@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import Event
 from typing import NamedTuple
 
 import jax
@@ -77,21 +78,28 @@ class Step:
     logprobs: Compiled
     pool: Compiled | None
 
-    def __call__(
-        self, params: PartedParams, state: StepState, ints: np.ndarray, draws: np.ndarray
-    ) -> tuple[StepState, StepOutput, jax.Array, jax.Array]:
-        """Starts the step: the next state, the output, the last layer's x [T, E], and its rows
-        [R, E] that are drawn from."""
-        pages, last_tokens, tables = state
+    def layers(
+        self, params: PartedParams, state: StepState, ints: np.ndarray
+    ) -> tuple[StepState, jax.Array, jax.Array]:
+        """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
+        drawn from."""
         batch = jax.device_put(ints)
-        x = self.embed(params.ends, last_tokens, batch)
-        pages = list(pages)
+        x = self.embed(params.ends, state.last_tokens, batch)
+        pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
-        last_tokens, tables, output = self.draw(params.ends, last_tokens, tables, rows, draws)
-        return StepState(pages, last_tokens, tables), output, x, rows
+        return state._replace(pages=pages), x, rows
+
+    def sample(
+        self, params: PartedParams, state: StepState, rows: jax.Array, draws: np.ndarray
+    ) -> tuple[StepState, StepOutput]:
+        """Ends the step: draws from the rows [R, E]; the next state, and the output."""
+        last_tokens, tables, output = self.draw(
+            params.ends, state.last_tokens, state.tables, rows, draws
+        )
+        return StepState(state.pages, last_tokens, tables), output
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -211,19 +219,20 @@ class StepPrograms:
         return StepInts(*split(ints, int_shapes(bucket, self.width, self.groups)))
 
     def compile_all(
-        self, buckets: tuple[Bucket, ...], state: StepState, progress: bool
+        self, buckets: tuple[Bucket, ...], state: StepState, progress: bool, given_up: Event
     ) -> tuple[dict[Bucket, Step], CopyBlocks]:
         """Compiles every bucket's programs, and the one that copies blocks.
 
         Args:
             state: shapes are enough.
+            given_up: as compile_together().
         """
         jobs: dict[Hashable, Job] = {}
         for bucket in buckets:
-            jobs |= self._jobs(bucket, state)
+            jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
-        done = compile_together(jobs, progress)
+        done = compile_together(jobs, progress, given_up)
         copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
             bucket: Step(
@@ -239,7 +248,9 @@ class StepPrograms:
         }
         return steps, copy
 
-    def _jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+    def jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
+        """A bucket's programs, under keys that begin with their names; some are other buckets'
+        too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
         ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)

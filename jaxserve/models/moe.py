@@ -12,7 +12,7 @@ from jax import lax
 from jaxserve.models.config import MoEConfig
 from jaxserve.models.layers import param
 
-MIN_TILE, MAX_TILE = 8, 32  # rows of one CPU matmul
+TILE = 16  # rows of one CPU matmul; always as many, since their bits may depend on it
 
 
 class GatedUnit(Protocol):
@@ -31,7 +31,8 @@ class MoE(nnx.Module):
 
     A token's experts are those of its largest router logits; their outputs are weighted with the
     softmax over all logits, or over the chosen ones (MoEConfig.renormalize). Padding tokens go to
-    no expert and cost none any work.
+    no expert and cost none any work. Experts' kernels have their inputs first, as ragged_dot takes
+    them.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class MoE(nnx.Module):
         experts, size = config.num_experts, config.intermediate_size
         self.config = config
         self.unit = unit
-        self.router = param((hidden, experts), ("embed", "expert"), dtype)
+        self.router = param((experts, hidden), ("expert", "embed"), dtype)
         self.gate_up = param((experts, hidden, 2, size), ("expert", "embed", None, "mlp"), dtype)
         self.down = param((experts, size, hidden), ("expert", "mlp", "embed"), dtype)
         self.router_bias = param((experts,), ("expert",), dtype) if bias else None
@@ -71,7 +72,7 @@ class MoE(nnx.Module):
 
     def _route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights float32 and ids of each token's experts, both [T, N]."""
-        logits = jnp.matmul(x, self.router[...], preferred_element_type=jnp.float32)
+        logits = jnp.einsum("te,xe->tx", x, self.router[...], preferred_element_type=jnp.float32)
         if self.router_bias is not None:
             logits += self.router_bias[...]
         weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), self.config.experts_per_token)
@@ -99,18 +100,17 @@ class MoE(nnx.Module):
     def _tiles(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
         """A loop over tiles of rows, each of one expert; its trip count follows the rows that are
         there, and an expert without rows is never read."""
-        rows, experts = x.shape[0], self.config.num_experts
-        tile = min(MAX_TILE, max(MIN_TILE, 1 << (rows // experts).bit_length()))
-        tiles = -(-sizes // tile)
+        rows = x.shape[0]
+        tiles = -(-sizes // TILE)
         tile_ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)
-        padded = jnp.pad(x, ((0, tile), (0, 0)))  # the last tile may reach past the end
+        padded = jnp.pad(x, ((0, TILE), (0, 0)))  # the last tile may reach past the end
 
         def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             i, out = carry
             expert = jnp.sum(tile_ends <= i, dtype=jnp.int32)
             nth = i - (tile_ends[expert] - tiles[expert])
-            first = row_ends[expert] - sizes[expert] + nth * tile
-            result = self._expert(lax.dynamic_slice_in_dim(padded, first, tile), expert)
+            first = row_ends[expert] - sizes[expert] + nth * TILE
+            result = self._expert(lax.dynamic_slice_in_dim(padded, first, TILE), expert)
             # Rows of the experts after this one are written again by their own tiles.
             return i + 1, lax.dynamic_update_slice_in_dim(out, result, first, 0)
 

@@ -70,9 +70,14 @@ class TokenMask:
         self._rules = rules
         self._grammar: GrammarState | None = rules.grammar.start() if rules.grammar else None
 
+    @property
+    def needs_each_token(self) -> bool:
+        """See MaskRules."""
+        return self._rules.needs_each_token
+
     def changes(self, position: int) -> bool:
         """Whether the mask of output token `position` may differ from the one before."""
-        return self._rules.needs_each_token or position == self._rules.min_tokens
+        return self.needs_each_token or position == self._rules.min_tokens
 
     def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
         """The packed mask [ceil(V / 32)] int32 of output token `position`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -12,12 +11,10 @@ from aiohttp import web
 from jaxserve.outputs import CompletionDelta
 from jaxserve.server import generation
 from jaxserve.server.answers import AnswerParser
-from jaxserve.server.bodies import parse, read_json, renaming
-from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.generation import TokenCount
+from jaxserve.server.context import Serving
 from jaxserve.server.logprobs import LogprobsWriter
 from jaxserve.server.parsers import Piece
-from jaxserve.server.prompts import ChatPrompt, render
+from jaxserve.server.prompts import ChatPrompt, begin, render
 from jaxserve.server.requests import CHAT_UNSUPPORTED, ChatCompletionRequest
 from jaxserve.server.responses import (
     AnswerCall,
@@ -36,24 +33,14 @@ from jaxserve.server.sse import TextEvent, event
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), ChatCompletionRequest, CHAT_UNSUPPORTED)
-    serving.check_model(body.model)
-    body.check()
-    with renaming(body.names):
-        asked = body.to_sampling_params(serving.client.sampling_defaults)
-        params = serving.check_limits(asked)
-        prompt = await generation.off_loop(request, render, serving, body, params)
-    if prompt.shows_special_tokens:
-        params = replace(params, skip_special_tokens=False)
-    batches = generation.submit(serving, [prompt.ids], params, **body.scheduling())
-    count = TokenCount(len(prompt.ids))
+    chat = await begin(request, ChatCompletionRequest, CHAT_UNSUPPORTED, render)
+    serving, body, prompt, count = chat.serving, chat.body, chat.prompt, chat.count
     writer = _Writer(serving, body, prompt)
     if body.stream:
         usage_event = writer.usage_event if body.include_usage else None
         last = generation.closing_events(usage_event, count)
-        return await generation.stream(request, batches, writer.events, last, count)
-    outputs = await generation.gather(batches, params.n, count)
+        return await generation.stream(request, chat.batches, writer.events, last, count)
+    outputs = await generation.gather(chat.batches, chat.params.n, count)
     answer = ChatCompletion(
         **serving.header("chatcmpl"),
         object="chat.completion",

@@ -66,10 +66,8 @@ def tokenize(serving: Serving, body: CompletionRequest, params: SamplingParams) 
             f"most {most} choices in a request",
             "prompt",
         )
-    if body.add_special_tokens is False:
-        encode = partial(serving.client.tokenizer.encode, add_special_tokens=False)
-        prompts = [encode(p) if isinstance(p, str) else p for p in prompts]
-    return [serving.client.prepare(prompt, params) for prompt in prompts]
+    special = body.add_special_tokens is not False
+    return [serving.client.prepare(prompt, params, special) for prompt in prompts]
 
 
 async def _without_output(batches: Batches) -> Batches:

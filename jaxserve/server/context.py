@@ -18,8 +18,9 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.admission import Admission
 from jaxserve.server.errors import ApiError
 from jaxserve.server.keys import Keys
-from jaxserve.server.metrics import EngineMetrics, HttpMetrics
+from jaxserve.server.metrics import EngineMetrics, EngineReadings, HttpMetrics
 from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
+from jaxserve.server.peers import Peers
 from jaxserve.server.responses import new_id
 from jaxserve.server.tracing import Tracer
 
@@ -37,21 +38,26 @@ class Serving:
     admission: Admission = field(default_factory=Admission)
     created: int = field(default_factory=lambda: int(time.time()))
     http: HttpMetrics = field(default_factory=HttpMetrics)
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    counts: CollectorRegistry = field(default_factory=CollectorRegistry)  # of this process
+    engine: CollectorRegistry = field(default_factory=CollectorRegistry)
+    peers: Peers | None = None
     tracer: Tracer | None = None
 
     def watch(self, tracer: Tracer | None = None) -> None:
         """Begins to keep figures of the process, of HTTP and of the engine, for /metrics, and to
         send traces if there is somebody to take them."""
-        metrics = EngineMetrics(self.client, self.config.metrics_prefix, self.names[0])
+        labels = {"model_name": self.names[0], "engine": "0"}
+        metrics = EngineMetrics(self.client, self.config.metrics_prefix, labels)
         self.client.listeners.append(metrics)
         if tracer is not None:
             self.tracer = tracer
             tracer.model = self.names[0]
             self.client.listeners.append(tracer)
+        prefix = self.config.metrics_prefix
+        self.engine.register(EngineReadings(lambda: self.client, prefix, labels))
         for collector in (metrics, self.http):
-            self.registry.register(collector)
-        ProcessCollector(registry=self.registry)
+            self.counts.register(collector)
+        ProcessCollector(registry=self.counts)
 
     def replace_client(self, client: EngineClient) -> None:
         """Goes on with a new engine process of the same model."""

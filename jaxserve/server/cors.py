@@ -1,15 +1,17 @@
-"""CORS: which web pages' scripts a browser lets at the server (Fetch standard, section 3.2)."""
+"""Which web pages a browser lets at the server: CORS (Fetch standard, section 3.2), and pages that
+ask without a script (W3C Fetch Metadata)."""
 
 from __future__ import annotations
 
 from aiohttp import hdrs, web
 
 from jaxserve.server.context import SERVING
-from jaxserve.server.errors import Handler
+from jaxserve.server.errors import ApiError, Handler
 
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "X-Request-Id, Retry-After"
 MAX_AGE_SECONDS = "600"
+OWN_SITES = (None, "same-origin", "none")  # of Sec-Fetch-Site; "none" is the user, not a page
 
 
 @web.middleware
@@ -43,6 +45,28 @@ async def allow_origin(request: web.Request, response: web.StreamResponse) -> No
     response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
     if config.allow_credentials:
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
+
+
+def own_pages_alone(handler: Handler) -> Handler:
+    """For what a request without a body does: a browser sends that for any page, and asks nobody.
+
+    A page of ours, one that may use the server, and whatever is no browser come through.
+    """
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        origin = request.headers.get(hdrs.ORIGIN)
+        foreign = origin is not None and origin.partition("://")[2] != request.host
+        foreign = foreign or request.headers.get("Sec-Fetch-Site") not in OWN_SITES
+        if foreign and not _allowed(request):
+            raise ApiError(
+                403,
+                "a web page of another site may not do this; --allowed-origins names those that "
+                "may",
+                code="cross_site",
+            )
+        return await handler(request)
+
+    return guarded
 
 
 def _allowed(request: web.Request) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -71,16 +70,15 @@ async def create_embeddings(request: web.Request) -> web.Response:
     body = parse(await read_json(request), EmbeddingRequest, {})
     serving.check_model(body.model)
     check_scheduling(body.priority, body.cache_salt)
+    if body.dimensions not in (None, size := serving.client.ready.embedding_size):
+        raise InvalidRequestError(
+            f"dimensions must be {size}, this model's own; leave it out", "dimensions"
+        )
     params = SamplingParams(
         max_tokens=1, temperature=0, truncate_prompt_tokens=body.truncate_prompt_tokens
     )
     prompts = await generation.off_loop(request, _tokenize, serving, body, params)
     made = await _embed(serving, body, prompts, params)
-    size = len(made[0]) // 4
-    if body.dimensions not in (None, size):
-        raise InvalidRequestError(
-            f"dimensions must be {size}, this model's own; leave it out", "dimensions"
-        )
     write = _base64 if body.encoding_format == "base64" else _floats
     tokens = sum(map(len, prompts))
     return generation.json_response(
@@ -97,12 +95,8 @@ def _tokenize(serving: Serving, body: EmbeddingRequest, params: SamplingParams) 
     if len(prompts) > MAX_INPUTS:
         raise InvalidRequestError(f"input takes at most {MAX_INPUTS} texts", "input")
     special = body.add_special_tokens is not False
-    encode = partial(serving.client.tokenizer.encode, add_special_tokens=special)
     try:
-        return [
-            serving.client.prepare(p if special or not isinstance(p, str) else encode(p), params)
-            for p in prompts
-        ]
+        return [serving.client.prepare(prompt, params, special) for prompt in prompts]
     except InvalidRequestError as error:
         param = "input" if error.param in ("prompt", "max_tokens") else error.param
         raise InvalidRequestError(str(error), param) from None

@@ -17,6 +17,7 @@ from jaxserve.errors import (
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    UnprocessableError,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.param)
+        case UnprocessableError():
+            return ApiError(422, str(error), code="unprocessable")
         case OverloadedError():
             return ApiError(
                 429,

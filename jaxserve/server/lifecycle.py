@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from aiohttp import web
 from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.engine.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
+from jaxserve.server.admission import Admission
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.crew import DEAD, STOP, Crew
 from jaxserve.server.errors import BadHttpFilter
 from jaxserve.server.keys import Keys
+from jaxserve.server.peers import Peers
 from jaxserve.server.tls import tls_context
 from jaxserve.server.tracing import Tracer
 
@@ -46,6 +50,62 @@ class Stop:
         (self.urgent if self.asked.is_set() else self.asked).set()
 
 
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Who is let in, and where: checked before a model is loaded."""
+
+    config: ServerConfig
+    keys: Keys
+    tls: ssl.SSLContext | None
+    template: str | None
+    tracer: Tracer | None
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Doors:
+        """Raises ConfigError: a key, a certificate or the chat template can't be read, or
+        OpenTelemetry is asked for and not installed."""
+        _allow_many_connections()
+        logging.getLogger("aiohttp.server").addFilter(BadHttpFilter())
+        keys, tls = Keys.load(config), tls_context(config)
+        template = _read_template(config.chat_template)
+        endpoint = config.otlp_traces_endpoint
+        return cls(config, keys, tls, template, None if endpoint is None else Tracer(endpoint))
+
+    def use_template(self, client: EngineClient) -> EngineClient:
+        """The client, with the chat template of the settings."""
+        if self.template is not None:
+            client.tokenizer.use_chat_template(self.template)
+        return client
+
+    @asynccontextmanager
+    async def open(
+        self, client: EngineClient, sock: socket.socket, peers: Peers, created: int
+    ) -> AsyncIterator[tuple[Serving, web.BaseSite]]:
+        """Listens; afterwards closes the client and all connections.
+
+        Args:
+            created: when the model was ready, in Unix seconds.
+
+        Raises:
+            ConfigError: it can't listen.
+        """
+        app = create_app(client, self.config, self.keys)
+        serving = app[SERVING]
+        serving.peers, serving.created = peers, created
+        serving.watch(self.tracer)
+        # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
+        # garbage would stop every stream for as long.
+        gc.collect()
+        gc.freeze()
+        async with (
+            peers.answering(serving.admission, serving.counts),
+            _listening(app, sock, self.tls) as site,
+        ):
+            yield serving, site
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
+
+
 async def serve(
     engine: EngineConfig, config: ServerConfig, announce: Callable[[str, str, float], None]
 ) -> None:
@@ -56,48 +116,38 @@ async def serve(
             it took.
 
     Raises:
-        ConfigError: a key, a certificate or the chat template can't be read, OpenTelemetry is
-            asked for and not installed, or the address can't be bound.
-        EngineDeadError: the engine process died.
+        ConfigError: as Doors.of(), or the address can't be bound.
+        EngineDeadError: the engine process died, or another server process.
     """
     begin = time.monotonic()
-    _allow_many_connections()
-    logging.getLogger("aiohttp.server").addFilter(BadHttpFilter())
-    keys, tls = Keys.load(config), tls_context(config)
-    template = _read_template(config.chat_template)
-    endpoint = config.otlp_traces_endpoint
-    tracer = None if endpoint is None else Tracer(endpoint)
+    doors = Doors.of(config)
     # Bound first: a port in use shows before the model is loaded. Connections are refused until
     # it listens.
-    with _bound_socket(config) as sock, _stop_on_signals() as stop:
-        client = await _start(engine, template, stop)
+    with bound_socket(config) as sock, _stop_on_signals() as stop:
+        client = await _start(engine, doors, stop)
         if client is None:
             return
-        app = create_app(client, config, keys)
-        serving = app[SERVING]
-        serving.watch(tracer)
-        # Vocabularies are hundreds of thousands of objects that stay: looking through them all for
-        # garbage would stop every stream for as long.
-        gc.collect()
-        gc.freeze()
-        async with _listening(app, sock, tls) as site:
-            announce(_url(sock, tls), serving.names[0], time.monotonic() - begin)
+        peers, created = Peers(client.folder, 0, config.api_workers), int(time.time())
+        port = sock.getsockname()[1]
+        async with (
+            doors.open(client, sock, peers, created) as (serving, site),
+            Crew.of(engine, config, client.folder, port, created) as crew,
+        ):
+            announce(_url(sock, doors.tls), serving.names[0], time.monotonic() - begin)
             for left in reversed(range(config.engine_restarts)):
                 await _any(serving.client.wait_dead(), stop.asked.wait())
                 if stop.asked.is_set():
                     break
                 logger.error("the engine process died; it is restarted, and may be %d times", left)
                 await serving.client.close()
-                if (client := await _start(engine, template, stop)) is not None:
-                    serving.replace_client(client)
-            died = await _until_stopped(serving, site, stop)
-        if tracer is not None:
-            await asyncio.to_thread(tracer.close)
-        if died:
-            raise EngineDeadError("the engine process died; its own messages are above")
+                if (fresh := await _start(engine, doors, stop)) is not None:
+                    serving.replace_client(fresh)
+            failure = await until_stopped(serving, site, stop, crew)
+        if failure is not None:
+            raise EngineDeadError(failure)
 
 
-async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> EngineClient | None:
+async def _start(engine: EngineConfig, doors: Doors, stop: Stop) -> EngineClient | None:
     """A ready engine; None if a stop was asked for meanwhile."""
     starting = asyncio.create_task(EngineClient.start(engine))
     await _any(starting, stop.asked.wait())
@@ -105,27 +155,47 @@ async def _start(engine: EngineConfig, template: str | None, stop: Stop) -> Engi
         starting.cancel()
         await asyncio.wait([starting])
         return None
-    client = starting.result()
-    if template is not None:
-        client.tokenizer.use_chat_template(template)
-    return client
+    return doors.use_template(starting.result())
 
 
-async def _until_stopped(serving: Serving, site: web.BaseSite, stop: Stop) -> bool:
-    """Waits for a signal, then for running requests; returns whether the engine died instead."""
+async def until_stopped(
+    serving: Serving, site: web.BaseSite, stop: Stop, crew: Crew | None = None
+) -> str | None:
+    """Waits for a stop, then for running requests; returns what happened instead, if anything did.
+
+    Args:
+        crew: the other server processes, if this is the first of them.
+    """
+    crew = crew or Crew()
     in_restart = stop.asked.is_set() and not serving.client.healthy
-    dead = asyncio.create_task(serving.client.wait_dead())
+    dead = asyncio.create_task(_wait_dead(serving.client, crew))
+    lost = asyncio.create_task(crew.wait_one())
     try:
-        await _any(dead, stop.asked.wait())
+        await _any(dead, lost, stop.asked.wait())
+        failure = "a server process died" if lost.done() else None
         serving.admission.close()
+        crew.tell(STOP)
         await site.stop()
         if not dead.done():
             logger.info("stopping; %d requests in flight", serving.admission.in_flight)
-            idle = serving.admission.wait_idle()
+            idle = _wait_idle(serving.admission, crew)
             await _any(dead, idle, stop.urgent.wait(), timeout=serving.config.drain_timeout)
-        return dead.done() and not in_restart
+        if dead.done() and not in_restart:
+            failure = "the engine process died; its own messages are above"
+        return failure
     finally:
         dead.cancel()
+        lost.cancel()
+
+
+async def _wait_dead(client: EngineClient, crew: Crew) -> None:
+    await client.wait_dead()
+    crew.tell(f"{DEAD} {client.exit_status}")
+
+
+async def _wait_idle(admission: Admission, crew: Crew) -> None:
+    await admission.wait_idle()
+    await crew.wait_all()
 
 
 @asynccontextmanager
@@ -164,17 +234,35 @@ def _read_template(file: str | None) -> str | None:
         raise ConfigError(f"the chat template {file} can't be read: {error}") from None
 
 
-def _bound_socket(config: ServerConfig) -> socket.socket:
-    address = f"{config.host}:{config.port}"
+def bound_socket(config: ServerConfig, shared: int | None = None) -> socket.socket:
+    """Where the server will listen.
+
+    Args:
+        shared: the port that another process of this server listens on.
+
+    Raises:
+        ConfigError: the address can't be bound.
+    """
+    port = config.port if shared is None else shared
+    if shared is None and port and config.api_workers > 1:
+        # Alone at first: among sockets that share a port, one in use wouldn't show.
+        _bind(config.host, port, share=False).close()
+    return _bind(config.host, port, share=config.api_workers > 1)
+
+
+def _bind(host: str, port: int, share: bool) -> socket.socket:
+    address = f"{host}:{port}"
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"can't listen on {address}: {error.strerror}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(where)
     except OSError as error:
         sock.close()

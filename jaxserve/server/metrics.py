@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -67,18 +67,60 @@ class Histogram:
         return family
 
 
-class EngineMetrics(Listener, Collector):
-    """Requests and the engine.
+class EngineReadings(Collector):
+    """What the engine says of itself, the same to each of its clients.
 
     Args:
+        client: gives the client at the time.
         prefix: of the names that vLLM has too.
-        model: the label model_name.
+        labels: of each figure.
     """
 
-    def __init__(self, client: EngineClient, prefix: str, model: str) -> None:
-        self._config, self._prefix = client.config, prefix
-        self._stats = client.stats
-        self._labels = {"model_name": model, "engine": "0"}
+    def __init__(
+        self, client: Callable[[], EngineClient], prefix: str, labels: Mapping[str, str]
+    ) -> None:
+        self._client, self._prefix, self._labels = client, prefix, labels
+
+    def collect(self) -> Iterator[Metric]:
+        labels, own = self._labels, self._prefix
+        config, stats = self._client().config, self._client().stats
+        memory = stats.scheduler
+        for gauge, says, value in (
+            ("num_requests_running", "Choices that run.", memory.running),
+            ("num_requests_waiting", "Choices that wait.", memory.waiting),
+            (
+                "kv_cache_usage_perc",
+                "1 is a full KV cache.",
+                memory.blocks_used / memory.blocks_total,
+            ),
+        ):
+            yield _gauge(own + gauge, says, value, labels)
+        idle = "Seconds in which the device waited for the host though there was work."
+        for counter, says, value in (
+            (f"{own}prefix_cache_queries", "Tokens looked up.", memory.prefix_queries),
+            (f"{own}prefix_cache_hits", "Tokens found.", memory.prefix_hits),
+            (f"{own}num_preemptions", "Choices that had to wait anew.", memory.preemptions),
+            (f"{OWN}recomputed_tokens", "After preemptions.", memory.recomputed_tokens),
+            (f"{OWN}compiles_after_ready", "Faults, if any.", stats.compiles),
+            (f"{OWN}device_idle_seconds", idle, stats.idle_s),
+        ):
+            yield _count(counter, says, value, labels)
+        info = {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(memory.blocks_total),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+        }
+        yield _gauge(f"{own}cache_config_info", "The cache.", 1, {**labels, **info})
+
+
+class EngineMetrics(Listener, Collector):
+    """The requests of one client, and the steps that it is told of.
+
+    Args: prefix, labels: as EngineReadings'.
+    """
+
+    def __init__(self, client: EngineClient, prefix: str, labels: Mapping[str, str]) -> None:
+        self._prefix, self._labels = prefix, labels
         self._prompt_tokens = self._generation_tokens = 0
         self._ended: Counter[EndReason] = Counter()
         self._make_histograms(one_two_five(client.max_model_len))
@@ -126,7 +168,6 @@ class EngineMetrics(Listener, Collector):
     # -- what happens
 
     def on_turn(self, stats: EngineStats) -> None:
-        self._stats = stats
         if stats.step_s is not None:
             self._step_s.observe(stats.step_s)
             self._step_tokens.observe(stats.step_tokens)
@@ -170,9 +211,9 @@ class EngineMetrics(Listener, Collector):
     # -- what Prometheus reads
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._engine_families()
-        yield self._count("prompt_tokens", "Prompt tokens.", self._prompt_tokens)
-        yield self._count("generation_tokens", "Output tokens.", self._generation_tokens)
+        p, labels = self._prefix, self._labels
+        yield _count(f"{p}prompt_tokens", "Prompt tokens.", self._prompt_tokens, labels)
+        yield _count(f"{p}generation_tokens", "Output tokens.", self._generation_tokens, labels)
         ended = CounterMetricFamily(
             f"{self._prefix}request_success",
             "Choices that ended.",
@@ -185,43 +226,6 @@ class EngineMetrics(Listener, Collector):
             yield histogram.family(self._labels)
         # The older name, which many dashboards still ask for.
         yield self._next.family(self._labels, f"{self._prefix}time_per_output_token_seconds")
-
-    def _engine_families(self) -> Iterator[Metric]:
-        stats, memory = self._stats, self._stats.scheduler
-        yield self._gauge("num_requests_running", "Choices that run.", memory.running)
-        yield self._gauge("num_requests_waiting", "Choices that wait.", memory.waiting)
-        usage = memory.blocks_used / memory.blocks_total
-        yield self._gauge("kv_cache_usage_perc", "1 is a full KV cache.", usage)
-        yield self._count("prefix_cache_queries", "Tokens looked up.", memory.prefix_queries)
-        yield self._count("prefix_cache_hits", "Tokens found.", memory.prefix_hits)
-        yield self._count("num_preemptions", "Choices that had to wait anew.", memory.preemptions)
-        yield self._count("recomputed_tokens", "After preemptions.", memory.recomputed_tokens, OWN)
-        yield self._count("compiles_after_ready", "Faults, if any.", stats.compiles, OWN)
-        idle = "Seconds in which the device waited for the host though there was work."
-        yield self._count("device_idle_seconds", idle, stats.idle_s, OWN)
-        info = self._labels | {
-            "block_size": str(self._config.block_size),
-            "num_gpu_blocks": str(memory.blocks_total),
-            "enable_prefix_caching": str(self._config.enable_prefix_caching),
-        }
-        cache = GaugeMetricFamily(
-            f"{self._prefix}cache_config_info", "The cache.", labels=list(info)
-        )
-        cache.add_metric(list(info.values()), 1)
-        yield cache
-
-    def _gauge(self, name: str, help_text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(self._prefix + name, help_text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _count(
-        self, name: str, help_text: str, value: float, prefix: str | None = None
-    ) -> CounterMetricFamily:
-        full = (self._prefix if prefix is None else prefix) + name
-        family = CounterMetricFamily(full, help_text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
 
 
 class HttpMetrics(Collector):
@@ -253,6 +257,20 @@ class HttpMetrics(Collector):
         if families:
             families[0].samples = [sample for family in families for sample in family.samples]
             yield families[0]
+
+
+def _gauge(name: str, help_text: str, value: float, labels: Mapping[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _count(
+    name: str, help_text: str, value: float, labels: Mapping[str, str]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, help_text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
 
 
 def one_two_five(most: float) -> list[float]:

@@ -27,11 +27,12 @@ _FAILURES = {
     "404": "There is no such model.",
     "413": "The body is too large.",
     "415": "The body's Content-Type isn't application/json.",
+    "422": "The request is well-formed, and leaves nothing to generate.",
     "429": "The queue is full: try again after Retry-After seconds.",
     "500": "The request failed; the message has an id that is in the server's log.",
     "503": "The server is shutting down, or its engine is gone.",
 }
-_OF_BODIES = ("400", "404", "413", "415", "429")
+_OF_BODIES = ("400", "404", "413", "415", "422", "429")
 
 
 class Failure(msgspec.Struct):

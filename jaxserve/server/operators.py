@@ -11,6 +11,7 @@ from aiohttp import web
 import jaxserve
 from jaxserve.errors import EngineError
 from jaxserve.server.context import SERVING
+from jaxserve.server.cors import own_pages_alone
 from jaxserve.server.errors import ApiError
 from jaxserve.server.generation import json_response
 
@@ -24,6 +25,7 @@ def conflict(message: str) -> ApiError:
     return ApiError(409, message, code="conflict")
 
 
+@own_pages_alone
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """Forgets all cached text; 409 while requests hold some."""
     if not await request.app[SERVING].client.ask("reset_prefix_cache"):
@@ -31,6 +33,7 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
     return json_response(Done())
 
 
+@own_pages_alone
 async def start_profile(request: web.Request) -> web.Response:
     """Starts JAX's profiler in the engine process; 409 if it runs already."""
     serving = request.app[SERVING]
@@ -42,6 +45,7 @@ async def start_profile(request: web.Request) -> web.Response:
     return json_response(Done(folder=folder))
 
 
+@own_pages_alone
 async def stop_profile(request: web.Request) -> web.Response:
     """Stops it and writes what it saw, for TensorBoard and Perfetto; 409 if it doesn't run."""
     try:

@@ -1,21 +1,27 @@
-"""From a chat request to its prompt, and to what its answer is to be read for."""
+"""From a conversation to its prompt, to what its answer is to be read for, and to the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.server import generation
 from jaxserve.server.answers import AnswerParts
-from jaxserve.server.context import Serving
+from jaxserve.server.bodies import parse, read_json, renaming
+from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.generation import Batches, TokenCount
 from jaxserve.server.messages import template_message
 from jaxserve.server.parsers import Think
-from jaxserve.server.requests import ChatCompletionRequest
+from jaxserve.server.requests import ChatCompletionRequest, EngineRequest
 from jaxserve.server.tools import ToolUse
 
+Body = TypeVar("Body", bound=EngineRequest)
 TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "reasoning_effort", "self"}
 )
@@ -33,6 +39,46 @@ class ChatPrompt:
     ids: list[int]
     parts: AnswerParts
     shows_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[Body]):
+    """A conversation that the engine has begun to answer."""
+
+    serving: Serving
+    body: Body
+    params: SamplingParams
+    prompt: ChatPrompt
+    batches: Batches
+    count: TokenCount
+
+
+async def begin(
+    request: web.Request,
+    into: type[Body],
+    unsupported: Mapping[str, tuple[Any, ...]],
+    render: Callable[[Serving, Body, SamplingParams], ChatPrompt],
+) -> Begun[Body]:
+    """Reads a request for the answer to a conversation, and hands it to the engine.
+
+    Args:
+        into, unsupported: as bodies.parse().
+        render: makes the prompt; called in a thread if the body is long.
+
+    Raises:
+        ApiError, InvalidRequestError: the request can't be served; named as its own fields are.
+    """
+    serving = request.app[SERVING]
+    body = parse(await read_json(request), into, unsupported)
+    serving.check_model(body.model)
+    body.check()
+    with renaming(body.names):
+        params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
+        prompt = await generation.off_loop(request, render, serving, body, params)
+    if prompt.shows_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    batches = generation.submit(serving, [prompt.ids], params, **body.scheduling())
+    return Begun(serving, body, params, prompt, batches, TokenCount(len(prompt.ids)))
 
 
 def render(serving: Serving, body: ChatCompletionRequest, params: SamplingParams) -> ChatPrompt:
@@ -117,9 +163,9 @@ class Conversation:
         add_special_tokens: bool = False,
         show_reasoning: bool = True,
     ) -> ChatPrompt:
-        text, tokenizer = self.text(serving), serving.client.tokenizer
+        text = self.text(serving)
         # The template writes the special tokens itself.
-        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = serving.client.prepare(text, params, add_special_tokens)
         think, before = serving.reasoning_parser, text
         if think and params.structured_outputs:
             # A grammar knows nothing of a prompt's open tag: what it allows begins with the answer.
@@ -134,25 +180,25 @@ class Conversation:
         )
         free = serving.tool_parser if self.tools.mode == "auto" else None
         markers = (think.markers if think else ()) + (free.markers if free else ())
-        shows = any(map(tokenizer.is_special, markers))
-        return ChatPrompt(serving.client.prepare(ids, params), parts, shows)
+        shows = any(map(serving.client.tokenizer.is_special, markers))
+        return ChatPrompt(ids, parts, shows)
 
     def _check_template(self, serving: Serving) -> None:
         """Refuses what the model's template would ignore."""
-        mentions = serving.client.tokenizer.template_mentions
+        reads = serving.client.tokenizer.template_reads
         for name in self.extra:
-            if not mentions(name):
+            if not reads(name):
                 raise InvalidRequestError(
                     f"this model's chat template knows no {name}: leave it out of "
                     "chat_template_kwargs",
                     "chat_template_kwargs",
                 )
         for name, value in self.fields.items():
-            if value is not None and not mentions(name):
+            if value is not None and not reads(name):
                 raise InvalidRequestError(
                     f"this model's chat template knows no {name}: leave it out", name
                 )
-        if self.tools.mode == "auto" and not (mentions("tools") and serving.tool_parser):
+        if self.tools.mode == "auto" and not (reads("tools") and serving.tool_parser):
             raise InvalidRequestError(
                 "this model can't choose among tools by itself: its chat template knows none, or "
                 "the server has no parser for its calls (--tool-call-parser); set tool_choice to "

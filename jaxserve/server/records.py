@@ -145,7 +145,8 @@ def _log(request: web.Request, record: RequestRecord, status: int, seconds: floa
 
 
 def log_to_stderr() -> None:
-    """Has the access log write its lines bare, so that each is one JSON object."""
+    """A server process's logs; the access log's lines are bare, so that each is one JSON object."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_log.handlers = [handler]

@@ -89,7 +89,40 @@ _SAMPLING_FIELDS = (
 )
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request for generated text can tell of itself."""
+
+    model: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the engine and the chat template call otherwise, each with the request's name."""
+        return {}
+
+    def check(self) -> None:
+        """Refuses what no type can tell.
+
+        Raises:
+            InvalidRequestError: names the field.
+        """
+
+    def scheduling(self) -> dict[str, Any]:
+        """What the engine is told beside the prompts and the sampling parameters."""
+        return {}
+
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """How to draw.
+
+        Args:
+            defaults: of the fields that the request leaves out.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        raise NotImplementedError
+
+
+class GenerationRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
     """What chat and text completions share.
 
     `user`, `safety_identifier`, `prompt_cache_key` and `metadata` label a request for the caller's
@@ -102,7 +135,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         return_tokens_as_token_ids: write tokens in logprobs as "token_id:17".
     """
 
-    model: str
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -147,11 +179,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     metadata: dict[str, str] | None = None
 
     def check(self) -> None:
-        """Refuses what no type can tell.
-
-        Raises:
-            InvalidRequestError: names the field.
-        """
         check_scheduling(self.priority, self.cache_salt)
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError(
@@ -166,7 +193,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         self.stream_options.check()
 
     def scheduling(self) -> dict[str, Any]:
-        """What the engine is told beside the prompts and the sampling parameters."""
         return {"priority": self.priority or 0, "cache_salt": self.cache_salt}
 
     @property
@@ -289,8 +315,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
             return self.sampling_params(limit, top, defaults)
 
     @property
-    def names(self) -> dict[str, str]:
-        """What the engine calls otherwise."""
+    def names(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
 

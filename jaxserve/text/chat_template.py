@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import Template, nodes
+from jinja2 import Template, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -73,6 +73,10 @@ class ChatTemplate:
         """Whether any of the templates has this text in it."""
         return any(word in source for source in self._sources.values())
 
+    def reads(self, name: str) -> bool:
+        """Whether any of the templates looks at an argument of this name."""
+        return any(name in _arguments(source) for source in self._sources.values())
+
     def _source(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         if tools and TOOL_USE in self._sources:
             return self._sources[TOOL_USE]
@@ -96,6 +100,20 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=16)
 def _compile(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=16)
+def _arguments(source: str) -> frozenset[str]:
+    """Names that a template looks up in what it is given; none if it is no template at all."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except TemplateSyntaxError:  # render() tells
+        return frozenset()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
@@ -105,7 +123,7 @@ def _compile(source: str) -> Template:
         "strftime_now": _strftime_now,
     }
     environment.globals |= helpers
-    return environment.from_string(source)
+    return environment
 
 
 def _tojson(

@@ -127,8 +127,12 @@ class Tokenizer:
         return self.backend.token_to_id(token) in self.special_ids
 
     def template_mentions(self, word: str) -> bool:
-        """Whether the chat template has this text in it: what it doesn't mention it ignores."""
+        """Whether the chat template has this text in it."""
         return self._chat_template.mentions(word)
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template looks at an argument of this name: others it ignores."""
+        return self._chat_template.reads(name)
 
     def use_chat_template(self, source: str) -> None:
         """Takes another chat template, Jinja, in place of the model's own."""

@@ -157,6 +157,22 @@ def test_lowers_for_cuda_without_a_gpu(types, sequences):
         assert f'"{name}"' in text
 
 
+@pytest.mark.parametrize("blocks", [2**17, 2**17 + 1, 2**18, 2**18 + 1])
+def test_an_8_bit_pool_that_32_bits_cant_index_is_refused(blocks):
+    pool = jax.ShapeDtypeStruct(page_shape(blocks, 8, 16, 128), jnp.float8_e5m2)
+    new = jax.ShapeDtypeStruct((1, 8, 128), jnp.bfloat16)
+    slots = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def write(*args):
+        return write_kv(*args, implementation="triton")
+
+    if 2**17 < blocks <= 2**18:
+        with pytest.raises(ValueError, match="8-bit pool"):
+            jax.eval_shape(write, new, new, pool, pool, slots)
+    else:
+        assert jax.eval_shape(write, new, new, pool, pool, slots)[0].shape == pool.shape
+
+
 def on_a100():
     """Newer Pallas asks the mesh for the kind of GPU; older assumes one."""
     device = getattr(jax.sharding, "AbstractDevice", None)

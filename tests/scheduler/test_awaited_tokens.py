@@ -1,4 +1,4 @@
-"""Requests whose next token may not be planned before the last is known (grammars)."""
+"""Requests whose next token may not be planned before the last is known (beams)."""
 
 from __future__ import annotations
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import generation
-from jaxserve.server.bodies import parse, read_json, renaming
-from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.context import Serving
 from jaxserve.server.generation import TokenCount
 from jaxserve.server.logprobs import LogprobsWriter
-from jaxserve.server.prompts import ChatPrompt, Conversation
+from jaxserve.server.prompts import ChatPrompt, Conversation, begin
 from jaxserve.server.responses import new_id
 from jaxserve.server.responses_api.builder import ResponseBuilder
 from jaxserve.server.responses_api.items import to_messages
-from jaxserve.server.responses_api.request import NAMES, UNSUPPORTED, ResponsesRequest
+from jaxserve.server.responses_api.request import UNSUPPORTED, ResponsesRequest
 from jaxserve.server.responses_api.wire import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -29,19 +27,11 @@ from jaxserve.server.responses_api.wire import (
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), ResponsesRequest, UNSUPPORTED)
-    serving.check_model(body.model)
-    with renaming(NAMES):
-        params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
-        prompt = await generation.off_loop(request, render, serving, body, params)
-    if prompt.shows_special_tokens:
-        params = replace(params, skip_special_tokens=False)
-    batches = generation.submit(serving, [prompt.ids], params)
-    count = TokenCount(len(prompt.ids))
-    parser = prompt.parts.start()
+    chat = await begin(request, ResponsesRequest, UNSUPPORTED, render)
+    serving, count = chat.serving, chat.count
+    parser = chat.prompt.parts.start()
     builder = ResponseBuilder(
-        begin(serving, body, params),
+        empty_response(serving, chat.body, chat.params),
         parser,
         LogprobsWriter(serving.client.tokenizer),
         serving.new_call_id,
@@ -50,11 +40,11 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     def end() -> Iterator[bytes]:
         return builder.end(count_usage(serving, count, parser.thought))
 
-    if body.stream:
+    if chat.body.stream:
         return await generation.stream(
-            request, batches, builder.feed, end, count, on_error=builder.fail
+            request, chat.batches, builder.feed, end, count, on_error=builder.fail
         )
-    (output,) = await generation.gather(batches, 1, count)
+    (output,) = await generation.gather(chat.batches, 1, count)
     # The events themselves are of no use here.
     for _ in (*builder.feed(output), *end()):
         pass
@@ -74,7 +64,7 @@ def render(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> 
     return conversation.render(serving, params)
 
 
-def begin(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> Response:
+def empty_response(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> Response:
     """The response before there is any output."""
     text = msgspec.to_builtins(body.text) if body.text else {}
     return Response(

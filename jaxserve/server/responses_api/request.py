@@ -9,7 +9,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
-from jaxserve.server.requests import NO_DEFAULTS
+from jaxserve.server.requests import NO_DEFAULTS, EngineRequest
 from jaxserve.server.tools import Function, FunctionName, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
@@ -57,7 +57,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses.
 
     Args:
@@ -66,7 +66,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         include: what else to answer with; logprobs are the one thing there is.
     """
 
-    model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -85,16 +84,16 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        return NAMES
+
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools or a tool_choice that can't be."""
         return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
-        """Without a limit, up to the context's.
-
-        Args:
-            defaults: of the fields that the request leaves out.
-        """
+        """Without a limit, up to the context's."""
         own = self.text.format.structured() if self.text and self.text.format else None
         forced = self.tool_use().structured()
         if own and forced:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.client import EngineClient
 from jaxserve.engine.listener import Listener
 from jaxserve.engine.messages import EngineStats
-from jaxserve.errors import EngineDeadError
+from jaxserve.errors import EngineDeadError, ModelNotFoundError
 from jaxserve.sampling.params import SamplingParams
-
-pytestmark = pytest.mark.slow
 
 
 class Broken(Listener):
@@ -23,6 +23,23 @@ class Broken(Listener):
         raise ValueError("no such gauge")
 
 
+async def test_what_is_no_model_starts_nothing() -> None:
+    with pytest.raises(ModelNotFoundError, match="smollm2-135mm: no such folder"):
+        await EngineClient.start(EngineConfig("smollm2-135mm"), module="no.such.module")
+
+
+async def test_an_address_that_cannot_be_bound_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)  # the path of a Unix socket has at most 107 bytes
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(zmq.ZMQError):
+        await EngineClient.start(EngineConfig(), module="no.such.module")
+    assert not list(deep.iterdir())
+
+
+@pytest.mark.slow
 async def test_news_that_cannot_be_read_leave_nobody_waiting(
     tiny_llama: Path, llm_settings: dict[str, Any]
 ) -> None:

@@ -22,14 +22,14 @@ class Broken:
     """Stands for a device: the next `times` steps of an engine raise."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self._run, self._left = llm.core._runner._run, times
-        monkeypatch.setattr(llm.core._runner, "_run", self)
+        self._draw, self._left = llm.core._runner.draw, times
+        monkeypatch.setattr(llm.core._runner, "draw", self)
 
     def __call__(self, *args: Any) -> Any:
         if self._left:
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._run(*args)
+        return self._draw(*args)
 
 
 def submit(llm: LLM, name: str, prompt: list[int]) -> None:
@@ -126,12 +126,12 @@ def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
 def test_samples_that_break_in_one_step_fail_their_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, steps = llm.core._runner._run, 0
+    draw, steps = llm.core._runner.draw, 0
 
     def without_tokens(*args: Any) -> Any:
         nonlocal steps
         steps += 1
-        handle = run(*args)
+        handle = draw(*args)
         if steps == 4:  # the second sample, a step behind, fills its block with this token
             none = jax.device_put(np.full(handle.output.ids.shape, -1, np.int32))
             handle.output = handle.output._replace(ids=none)
@@ -139,7 +139,7 @@ def test_samples_that_break_in_one_step_fail_their_request_alone(
 
     two = SamplingParams(n=2, temperature=0, max_tokens=12, ignore_eos=True)
     with monkeypatch.context() as patched:
-        patched.setattr(llm.core._runner, "_run", without_tokens)
+        patched.setattr(llm.core._runner, "draw", without_tokens)
         with pytest.raises(EngineError, match="no token could be drawn"):
             llm.generate([65] * (llm.config.block_size - 3), two)
     assert llm.core.stats.blocks_used == 0

@@ -13,7 +13,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.errors import ConfigError, InvalidRequestError
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 
 def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
@@ -49,8 +49,19 @@ def test_overlap_and_the_plain_loop_give_the_same(
     tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: list[list[int]]
 ) -> None:
     plain = LLM(str(tiny_llama), progress=False, overlap=False, **llm_settings)
-    assert tokens(plain, prompts, greedy()) == tokens(llm, prompts, greedy())
+    grammar = StructuredOutputsParams(regex="[a-c]{3,9}(x|y)*")
+    params = [
+        greedy(),
+        greedy(bad_words=("A", "BC")),
+        SamplingParams(seed=3, max_tokens=32, structured_outputs=grammar, n=2),
+        SamplingParams(seed=4, max_tokens=32, bad_words=("ab",), repetition_penalty=1.2),
+        greedy(9, min_tokens=4, stop_token_ids=tuple(range(0, 259, 3))),
+    ]
+    several = [prompts[i % 3] for i in range(len(params))]
+    ours, theirs = plain.generate(several, params), llm.generate(several, params)
     plain.core.close()
+    for one, other in zip(ours, theirs, strict=True):
+        assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]
 
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(

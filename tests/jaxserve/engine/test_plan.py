@@ -43,7 +43,11 @@ def test_llama_8b_on_an_h100(llama_8b: Path, capsys: pytest.CaptureFixture[str])
     # 8,030,261,248 parameters of two bytes (the model card); 2 x 32 x 8 x 128 x 2 bytes a token.
     assert "14.96 GiB" in shown
     assert "131072 bytes a token" in shown
-    pool = int(GPUS["H100-80GB"] * 0.9) - 2 * 8_030_261_248 - 2048 * MIB
+    # A step of 8,192 tokens holds x twice, normed x, gate, up and their product, bf16; 257 slots
+    # have a count (4 bytes) and a bit for each of 128,256 tokens, and 300 biases of 8 bytes.
+    step = 8192 * (3 * 4096 + 3 * 14336) * 2
+    tables = 257 * (128256 * 4 + 128256 // 8 + 300 * 8)
+    pool = int(GPUS["H100-80GB"] * 0.9) - 2 * 8_030_261_248 - step - tables - 256 * MIB
     blocks = pool // (16 * 131072)
     assert f"{blocks} blocks of 16 tokens" in shown
     # 8,192 tokens are 512 blocks, 1,000 are 63.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.llm import LLM
-from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.errors import EngineError, InvalidRequestError, UnprocessableError
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
@@ -49,7 +51,7 @@ def test_a_bad_word_of_several_tokens_never_appears(llm: LLM, prompts: list[list
     assert (a, b) in pairwise(run(llm, prompts[1], **some).token_ids)
     bound = run(llm, prompts[1], bad_words=["AB"], **some).token_ids
     assert (a, b) not in pairwise(bound)
-    with pytest.raises(EngineError, match="rules out every one"):
+    with pytest.raises(UnprocessableError, match="rule out every one"):
         run(llm, prompts[1], bad_words=["AB", "AA"], **some)
 
 
@@ -195,6 +197,33 @@ def test_a_structured_output_gets_a_token_in_every_step(llm: LLM, prompts: list[
         got.append(sum(len(o.token_ids) for o in llm.core.step() if o.request_id == "structured"))
     first = got.index(1)
     assert got[first : first + 20] == [1] * 20
+
+
+def test_a_mask_is_built_beside_the_layers_of_its_step(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's layers are dispatched before the last step's tokens are awaited, its draw after
+    them; a batch without grammars awaits nothing before its draw."""
+    events: list[str] = []
+
+    def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def telling(*args: Any) -> Any:
+            events.append(name)
+            return call(*args)
+
+        return telling
+
+    grammar = StructuredOutputsParams(regex="[a-z]{40}")
+    structured = SamplingParams(structured_outputs=grammar, seed=1, max_tokens=6)
+    with monkeypatch.context() as patch:
+        for name in ("dispatch", "draw"):
+            patch.setattr(llm.core._runner, name, told(name, getattr(llm.core._runner, name)))
+        patch.setattr(StepHandle, "wait", told("wait", StepHandle.wait))
+        llm.generate(prompts[1], structured)
+        assert events == ["dispatch", "draw", *["dispatch", "wait", "draw"] * 5, "wait"]
+        events.clear()
+        llm.generate(prompts[1], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        assert events == ["dispatch", "draw", *["dispatch", "draw", "wait"] * 2, "wait"]
 
 
 def test_json_follows_its_schema_or_is_cut(llm: LLM, prompts: list[list[int]]) -> None:

@@ -26,7 +26,7 @@ def plain(moe: MoE, x: np.ndarray) -> np.ndarray:
     router, gate_up, down = (np.asarray(w[...]) for w in (moe.router, moe.gate_up, moe.down))
     out = np.zeros_like(x)
     for token, row in enumerate(x):
-        scores = np.exp(row @ router)
+        scores = np.exp(router @ row)
         scores /= scores.sum()
         best = np.argsort(-scores)[:2]
         total = scores[best].sum() if moe.config.renormalize else 1.0
@@ -49,7 +49,7 @@ def test_padding_reaches_no_expert() -> None:
     """The experts that padding tokens would have chosen are NaN: reading one would show."""
     moe = layer()
     x = jnp.asarray(np.random.default_rng(1).standard_normal((32, HIDDEN)), jnp.float32)
-    _, chosen = jax.lax.top_k(x[:1] @ moe.router[...], 2)
+    _, chosen = jax.lax.top_k(x[:1] @ moe.router[...].T, 2)
     unread = np.setdiff1d(np.arange(EXPERTS), np.asarray(chosen))
     expected = np.asarray(moe(x, jnp.int32(1)))
     moe.down[...] = moe.down[...].at[unread].set(jnp.nan)

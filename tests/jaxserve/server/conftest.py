@@ -154,10 +154,8 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def tiny_server(
-    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """A server of the tiny Llama, whose tokens are bytes, with a template of our own and a
+def tiny_flags(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Of a server of the tiny Llama, whose tokens are bytes, with a template of our own and a
     context of 1,024 tokens."""
     folder = tmp_path_factory.mktemp("tiny") / "tiny_llama"
     shutil.copytree(tiny_llama, folder)
@@ -165,12 +163,17 @@ def tiny_server(
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     template = folder / "other.jinja"
     template.write_text(TEMPLATE)
-    shared = ServerProcess.launch(
+    return (
         str(folder),
         *("--served-model-names", "tiny", "--chat-template", str(template)),
         *("--max-num-seqs", "8", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB"),
         *("--scheduling-policy", "priority"),
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_flags: tuple[str, ...]) -> Iterator[ServerProcess]:
+    shared = ServerProcess.launch(*tiny_flags)
     try:
         shared.wait_ready()
         yield shared
@@ -181,10 +184,20 @@ def tiny_server(
 @pytest.fixture
 def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers that a test may kill."""
+    yield from _starter(small_engine)
+
+
+@pytest.fixture
+def start_tiny(tiny_flags: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
+    """The same, of the tiny Llama."""
+    yield from _starter(tiny_flags)
+
+
+def _starter(own: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(*flags: str, wait: bool = True) -> ServerProcess:
-        started.append(ServerProcess.launch(*small_engine, *flags))
+        started.append(ServerProcess.launch(*own, *flags))
         if wait:
             started[-1].wait_ready()
         return started[-1]

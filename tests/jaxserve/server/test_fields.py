@@ -143,6 +143,34 @@ def show(ids: list[int]) -> str:
     return "".join("^" if i == 256 else decoders.ByteLevel().decode([alphabet[i]]) for i in ids)
 
 
+def test_what_leaves_nothing_to_draw_is_a_422(client: openai.OpenAI) -> None:
+    a = sorted(pre_tokenizers.ByteLevel.alphabet()).index("a")
+    banned = {"allowed_token_ids": [a], "bad_words": ["a"]}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "x", "extra_body": banned}
+    with pytest.raises(openai.UnprocessableEntityError, match="no token is left") as refused:
+        client.completions.create(**asked)
+    assert refused.value.code == "unprocessable"
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(**asked, stream=True)
+    # After a while: "a" may not follow "a", and nothing else is allowed.
+    late = asked | {"extra_body": {"allowed_token_ids": [a], "bad_words": ["aa"]}}
+    with pytest.raises(openai.APIError, match="no token is left"):
+        list(client.completions.create(**late, stream=True))
+
+
+def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(client: openai.OpenAI) -> None:
+    endless = [{"role": "user", "content": "x" * 100_000}]
+    for fields in ({}, {"extra_body": {"add_special_tokens": True}}):
+        with pytest.raises(openai.BadRequestError, match="characters") as refused:
+            client.chat.completions.create(model="tiny", messages=endless, **fields)  # type: ignore[call-overload]
+        assert refused.value.param == "messages"
+    with pytest.raises(openai.BadRequestError, match="characters") as refused:
+        client.completions.create(
+            model="tiny", prompt="x" * 100_000, extra_body={"add_special_tokens": False}
+        )
+    assert refused.value.param == "prompt"
+
+
 def test_what_the_template_is_given(client: openai.OpenAI) -> None:
     assert prompt_of(client) == "^user: hi\nassistant: "
     assert prompt_of(client, extra_body={"add_generation_prompt": False}) == "^user: hi\n"
@@ -175,6 +203,7 @@ def test_what_the_template_is_given(client: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"extra_body": {"chat_template_kwargs": {"unheard_of": 1}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"": 1}}}, "chat_template_kwargs"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         (
             {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},

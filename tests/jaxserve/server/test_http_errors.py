@@ -158,6 +158,23 @@ async def test_an_unforeseen_failure_shows_only_an_id(
     assert record.exc_info is not None
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "busy_s", "status"),
+    [(0, 0, 200), (59, 599, 200), (61, 0, 503), (0.5, 601, 503)],
+)
+async def test_a_long_step_is_not_yet_a_stuck_engine(
+    silent_s: float, busy_s: float, status: int
+) -> None:
+    stats = SimpleNamespace(busy_s=busy_s)
+    engine = SimpleNamespace(healthy=True, silent_s=silent_s, stats=stats)
+    app = create_app(cast(EngineClient, engine), ServerConfig(served_model_names=("m",)))
+    async with TestClient(TestServer(app)) as http:
+        response = await http.get("/health")
+        assert response.status == status
+        if status == 503:
+            assert (await error_of(response))["code"] == "engine_stuck"
+
+
 async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
     assert (await http.get("/load")).status == 200
     assert http.server is not None

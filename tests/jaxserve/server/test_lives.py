@@ -61,6 +61,29 @@ async def test_health_and_version(server: Any) -> None:
             assert (await response.json())["version"]
 
 
+async def test_an_engine_that_is_stuck_is_not_healthy(start_tiny: Callable[..., Any]) -> None:
+    server = start_tiny("--stall-timeout", "1")
+    async with aiohttp.ClientSession(server.url, timeout=LIMIT) as http:
+
+        async def health() -> Any:
+            async with http.get("/health") as response:
+                return response.status, (await response.json()).get("error", {}).get("code")
+
+        body = {"model": server.model, **LONG, "stream": True}
+        async with http.post("/v1/completions", json=body) as response:
+            stream = events_of(response)
+            await anext(stream)
+            os.kill(server.engine_pid, signal.SIGSTOP)
+            while (found := await health()) == (200, None):
+                await asyncio.sleep(0.1)
+            assert found == (503, "engine_stuck")
+            os.kill(server.engine_pid, signal.SIGCONT)
+            assert [event async for event in stream][-1] == "[DONE]"
+        # It owes nothing now, however long it is silent.
+        await asyncio.sleep(1.5)
+        assert await health() == (200, None)
+
+
 async def test_a_client_that_leaves_frees_its_place(
     start_server: Callable[..., Any],
 ) -> None:

@@ -107,6 +107,37 @@ async def test_any_origin() -> None:
         assert response.headers["Access-Control-Allow-Origin"] == "*"
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://{own}"}, 200),
+        ({"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}, 200),
+        ({"Origin": "https://other.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://{own}"}, 403),
+    ],
+)
+async def test_other_sites_pages_are_no_operators(headers: dict[str, str], status: int) -> None:
+    class Engine:
+        async def ask(self, *wish: str) -> bool:
+            return True
+
+    config = ServerConfig(
+        served_model_names=("m",), allowed_origins=(PAGE,), enable_dev_endpoints=True
+    )
+    async with TestClient(TestServer(create_app(cast(EngineClient, Engine()), config))) as http:
+        own = f"{http.host}:{http.port}"
+        sent = {name: value.format(own=own) for name, value in headers.items()}
+        for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
+            response = await http.post(path, headers=sent)
+            assert response.status == status
+            if status == 403:
+                assert (await response.json())["error"]["code"] == "cross_site"
+
+
 def make_certificate(folder: Path) -> tuple[str, str]:
     certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
     subprocess.run(

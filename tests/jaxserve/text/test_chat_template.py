@@ -34,6 +34,20 @@ def test_extra_arguments_reach_the_template() -> None:
     assert render(source, enable_thinking=False, documents=["d"]) == "False d True"
 
 
+def test_arguments_that_a_template_looks_at() -> None:
+    template = ChatTemplate(
+        {
+            "default": "{% set deep = deep if deep is defined else true %}{{ strftime_now('%Y') }}",
+            "tool_use": "{% for tool in tools %}{{ tool.name }} of documents{% endfor %}",
+        },
+        {},
+    )
+    read = ("deep", "tools", "", "tool", "name", "strftime_now", "documents", "set")
+    assert [template.reads(name) for name in read] == [True, True] + [False] * 6
+    assert template.mentions("of documents")
+    assert not ChatTemplate({"default": "{% if %}"}, {}).reads("deep")
+
+
 def test_loop_controls_and_generation_marks() -> None:
     source = (
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"

@@ -1,0 +1,208 @@
+"""Engines on one machine, one model and one trace, in turns: a table and a page of figures.
+
+    python -m bench.compare OUT [--rounds 2] [--engines TEXT ...] [--concurrency 1 4 8 16 32]
+                            [--rates 0.5 1 2] [--quick]
+
+Starts what is installed (bench/peers/setup.sh; the variables that it names), one engine at a time,
+and stops each in its tracks (SIGSTOP) while another is measured: all keep the machine to
+themselves. A round gives every engine the same requests, and no two rounds share one. Two sweeps:
+requests in flight, with prompts of 64 and answers of 32 tokens on average; and Poisson arrivals
+with lengths distributed as Alpaca's. What is measured is added to OUT/records.jsonl, so a later
+run can add rounds or engines; OUT/compare.{md,json,png,html} show all of it. An engine that is
+missing, fails, or takes more than --limit seconds for a load is named with the reason.
+
+Limit: the load's client shares the cores with the engine. The last line is one flat JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import signal
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import weights
+from bench.compare import page, records
+from bench.compare.engines import Engine, all_engines
+from bench.compare.records import Record, Results
+from bench.compare.server import Server, ServerFailed
+from jaxserve.bench.datasets import make_dataset
+from jaxserve.bench.load import Load, drive
+from jaxserve.bench.report import summarise
+from jaxserve.bench.settings import DatasetConfig, LoadConfig
+
+SECONDS_OF_ARRIVALS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load."""
+
+    sweep: str
+    value: float
+
+    def dataset(self, seed: int) -> DatasetConfig:
+        if self.sweep == "rate":
+            count = max(4, round(self.value * SECONDS_OF_ARRIVALS))
+            return DatasetConfig("alpaca-like", num_prompts=count, seed=seed)
+        if self.sweep == "warm-up":
+            return DatasetConfig("random", num_prompts=4, input_tokens=16, output_tokens=4)
+        count = max(3, round(self.value * 1.5)) if self.value < 32 else int(self.value)
+        return DatasetConfig(
+            "random",
+            num_prompts=count,
+            input_tokens=64,
+            output_tokens=32,
+            range_ratio=0.5,
+            seed=seed,
+        )
+
+    def load(self, url: str) -> LoadConfig:
+        if self.sweep == "rate":
+            return LoadConfig(url, request_rate=self.value)
+        return LoadConfig(url, max_concurrency=int(self.value))
+
+
+WARM_UP = Point("warm-up", 4)
+
+
+class Runner:
+    """Takes the engines through the loads."""
+
+    def __init__(self, out: Path, folder: Path, limit_s: float) -> None:
+        self._out, self._folder, self._limit_s = out, folder, limit_s
+        self._file = out / "records.jsonl"
+        self._servers: dict[str, Server] = {}
+
+    def start(self, engine: Engine) -> str | None:
+        """Starts it, lets it answer a few requests, and pauses it; returns why it can't be had."""
+        if engine.missing:
+            return engine.missing
+        log = self._out / f"{engine.name.replace(' ', '-')}.log"
+        try:
+            server = Server(engine, self._folder, log, limit_s=300)
+        except ServerFailed as failure:
+            return str(failure)
+        try:
+            self._drive(server, WARM_UP, seed=0)
+        except TimeoutError:
+            server.stop()
+            return f"four short requests took over {self._limit_s:.0f} s"
+        self._servers[engine.name] = server
+        server.pause()
+        print(f"{engine.name}: ready after {server.ready_s:.1f} s", flush=True)
+        return None
+
+    def measure(self, engine: Engine, points: list[Point], seed: int) -> None:
+        """All loads on one engine. One that takes too long is its last."""
+        server = self._servers.get(engine.name)
+        if server is None:
+            return
+        server.resume()
+        for point in points:
+            try:
+                load = self._drive(server, point, seed)
+            except TimeoutError:
+                self.note(engine, point, seed, self._too_slow(point))
+                server.stop()
+                del self._servers[engine.name]
+                return
+            record = Record(engine.name, point.sweep, point.value, seed, figures(load))
+            records.append(self._file, record)
+            print(f"{engine.name:32} {point.sweep} {point.value:g}: {record.figures}", flush=True)
+        server.pause()
+
+    def note(self, engine: Engine, point: Point, seed: int, reason: str) -> None:
+        """Writes down that there are no figures, and why."""
+        record = Record(engine.name, point.sweep, point.value, seed, reason=reason)
+        records.append(self._file, record)
+        print(f"{engine.name:32} {reason}", flush=True)
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+
+    def _too_slow(self, point: Point) -> str:
+        return (
+            f"{point.sweep} {point.value:g} took over {self._limit_s:.0f} s; "
+            "it and what was to follow were given up"
+        )
+
+    def _drive(self, server: Server, point: Point, seed: int) -> Load:
+        work = make_dataset(point.dataset(seed))
+
+        async def limited() -> Load:
+            async with asyncio.timeout(self._limit_s):
+                return await drive(point.load(server.url), work, seed=seed)
+
+        return asyncio.run(limited())
+
+
+def figures(load: Load) -> dict[str, float]:
+    """Of the requests that were answered; `failed` counts the others."""
+    found = summarise(load.outcomes, load.duration_s, {})
+    done = [outcome for outcome in load.outcomes if outcome.error is None]
+    kept = {"failed": found["failed"], "completed": found["completed"]}
+    if done:
+        per_token = statistics.fmean(o.latency_s / max(o.output_tokens, 1) for o in done)
+        kept |= {
+            "output_tok_s": found["output_tokens_per_s"],
+            "ttft_ms": found["median_ttft_ms"],
+            "normalised_ms": round(per_token * 1000, 3),
+            "p90_ms": found["p90_e2el_ms"],
+        }
+    return kept  # type: ignore[return-value]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="folder of records, table and figures")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--engines", nargs="+", default=[""], help="parts of the names of some")
+    parser.add_argument("--concurrency", type=float, nargs="*", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1, 2])
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds for one load")
+    parser.add_argument("--quick", action="store_true", help="one round of two small loads")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.concurrency, args.rates = 1, [1, 4], [1]
+    return args
+
+
+def main() -> None:
+    args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
+    args.out.mkdir(parents=True, exist_ok=True)
+    points = [Point("concurrency", value) for value in args.concurrency]
+    points += [Point("rate", value) for value in args.rates]
+    engines = [e for e in all_engines() if any(part in e.name for part in args.engines)]
+    runner = Runner(args.out, weights.write(weights.default_folder()), args.limit)
+    facts = {"Machine": page.machine(), "Date": datetime.date.today().isoformat()}
+    first = len(records.read(args.out / "records.jsonl"))
+    try:
+        for engine in engines:
+            reason = runner.start(engine)
+            if reason is not None:
+                runner.note(engine, points[0], 0, reason)
+            else:
+                facts[engine.name] = "; ".join(filter(None, [engine.read_version(), engine.note]))
+        for number in range(args.rounds):
+            for engine in engines:
+                runner.measure(engine, points, seed=first + number)
+    finally:
+        runner.stop()
+    results = Results(records.read(args.out / "records.jsonl"))
+    page.write(args.out, results, facts)
+    print((args.out / "compare.md").read_text())
+    print(json.dumps(page.flat(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The engines that are compared: how each is started, and what of it is on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import checkpoints
+from bench.weights import DEMO
+
+MAX_SEQS, MAX_LEN = 32, 2048
+SERVER = Path(__file__).resolve().parents[1] / "peers" / "transformers_server.py"
+CORES = os.cpu_count() or 1
+VLLM_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A server of one engine and one kind of arithmetic.
+
+    Args:
+        program: its interpreter or binary; None if `variable` doesn't name one.
+        variable: of the environment, which names the program.
+        command: what follows the program, given the folder of weights and a port.
+        version: arguments that let the program print its version.
+        note: what the table has to say of its work.
+    """
+
+    name: str
+    program: str | None
+    variable: str
+    command: Callable[[Path, int], list[str]]
+    version: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def missing(self) -> str | None:
+        """Why it can't be started; None if it can."""
+        if self.program is None:
+            return f"not installed: {self.variable} isn't set (bench/peers/setup.sh makes it)"
+        if not Path(self.program).exists():
+            return f"not installed: {self.variable} names {Path(self.program).name}, which is gone"
+        return None
+
+    def read_version(self) -> str:
+        """As the program says it, or an empty text."""
+        assert self.program is not None
+        done = subprocess.run([self.program, *self.version], capture_output=True, text=True)
+        lines = (done.stdout + done.stderr).splitlines()
+        return next((line for line in lines if any(map(str.isdigit, line))), "")
+
+
+def _ours(folder: Path, port: int) -> list[str]:
+    sizes = ["--max-num-seqs", str(MAX_SEQS), "--kv-cache-memory", "1GiB"]
+    flags = ["--no-access-log", "--port", str(port)]
+    return ["-m", "jaxserve.cli.main", "serve", str(folder), *sizes, *flags]
+
+
+def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
+    def command(folder: Path, port: int) -> list[str]:
+        sizes = ["--max-num-seqs", str(MAX_SEQS), "--max-model-len", str(MAX_LEN)]
+        flags = ["--dtype", dtype, "--block-size", "32", "--enforce-eager"]
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        # `vllm serve` asks for metadata that the CPU build has under another name.
+        entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+        return [*entry, *sizes, *flags, *address]
+
+    return command
+
+
+def _transformers(kind: str, dtype: str) -> Callable[[Path, int], list[str]]:
+    return lambda folder, port: [str(SERVER), kind, str(folder), dtype, str(port), str(MAX_SEQS)]
+
+
+def _llama(_: Path, port: int) -> list[str]:
+    sizes = ["--parallel", str(MAX_SEQS), "--ctx-size", str(MAX_SEQS * 768)]
+    threads = ["--threads", str(CORES), "--threads-batch", str(CORES)]
+    model = ["--model", str(checkpoints.pull(DEMO)), "--host", "127.0.0.1", "--port", str(port)]
+    return [*model, *sizes, *threads]
+
+
+def _print_version(*packages: str) -> tuple[str, ...]:
+    names = ", ".join(f"'{name} ' + version('{name}')" for name in packages)
+    return ("-c", f"from importlib.metadata import version; print({names}, sep=', ')")
+
+
+def all_engines() -> list[Engine]:
+    """In the order of the table: ours first, then who computes the same in float32."""
+    vllm, torch = "JAXSERVE_VLLM_PYTHON", "JAXSERVE_TORCH_PYTHON"
+    llama = "JAXSERVE_LLAMA_SERVER"
+
+    def of_vllm(dtype: str) -> Engine:
+        return Engine(
+            f"vllm {dtype}",
+            os.environ.get(vllm),
+            vllm,
+            _vllm(dtype),
+            _print_version("vllm-cpu", "torch"),
+            VLLM_CPU,
+            "CPU build, eager",
+        )
+
+    def of_transformers(kind: str, dtype: str) -> Engine:
+        return Engine(
+            f"transformers {kind} {dtype}",
+            os.environ.get(torch),
+            torch,
+            _transformers(kind, dtype),
+            _print_version("transformers", "torch"),
+            note={
+                "static": "generate() with a batch of all that wait, padded; streamed",
+                "continuous": "its ContinuousBatchingManager, paged KV",
+            }[kind],
+        )
+
+    return [
+        Engine("jaxserve float32", sys.executable, "", _ours, _print_version("jaxserve", "jax")),
+        of_vllm("float32"),
+        of_transformers("static", "float32"),
+        of_transformers("continuous", "float32"),
+        Engine(
+            "llama.cpp Q4_1",
+            os.environ.get(llama),
+            llama,
+            _llama,
+            ("--version",),
+            note="reads the GGUF and computes with its 4-bit weights: not the same work",
+        ),
+        of_vllm("bfloat16"),
+        of_transformers("static", "bfloat16"),
+        of_transformers("continuous", "bfloat16"),
+    ]

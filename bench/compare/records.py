@@ -1,0 +1,94 @@
+"""What was measured, a line of JSON each; several runs may add to one file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One load on one engine, or why there was none.
+
+    Args:
+        sweep: concurrency or rate.
+        value: requests in flight, or new requests a second.
+        seed: of the trace; the same for all engines of a round.
+        reason: why there are no figures; None if there are.
+    """
+
+    engine: str
+    sweep: str
+    value: float
+    seed: int
+    figures: dict[str, float] = field(default_factory=dict)
+    reason: str | None = None
+
+
+def append(file: Path, record: Record) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps(asdict(record)) + "\n")
+
+
+def read(file: Path) -> list[Record]:
+    if not file.exists():
+        return []
+    return [Record(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return _short(self.median)
+        return f"{_short(self.median)} ({_short(self.low)} to {_short(self.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+class Results:
+    """Records, by engine, load and figure."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = list(records)
+
+    def engines(self) -> list[str]:
+        return list(dict.fromkeys(record.engine for record in self._records))
+
+    def values(self, sweep: str) -> list[float]:
+        return sorted({record.value for record in self._records if record.sweep == sweep})
+
+    def spread(self, engine: str, sweep: str, value: float, figure: str) -> Spread | None:
+        """None if no round has the figure."""
+        found = [
+            record.figures[figure]
+            for record in self._records
+            if (record.engine, record.sweep, record.value) == (engine, sweep, value)
+            and figure in record.figures
+        ]
+        if not found:
+            return None
+        return Spread(statistics.median(found), min(found), max(found))
+
+    def reasons(self, engine: str) -> list[str]:
+        """Why figures of the engine are missing; each reason once, none that a later run mended."""
+        every = [record for record in self._records if record.engine == engine]
+        measured = {(record.sweep, record.value) for record in every if record.reason is None}
+        return list(
+            dict.fromkeys(
+                record.reason
+                for record in every
+                if record.reason is not None and (record.sweep, record.value) not in measured
+            )
+        )

@@ -1,0 +1,99 @@
+"""The loads of bench/engine.py and their figures, the same code for every engine.
+
+A peer reads one Job, as JSON, from stdin and prints the figures of each load as soon as it has
+them, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+OnToken = Callable[[int], None]  # called with the row of each token as it comes
+# Prompts as token ids and the lengths of their answers; greedy, end ignored, all together.
+Generate = Callable[[list[list[int]], list[int], OnToken], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured.
+
+    Args:
+        model: folder of the weights.
+        batches: numbers of requests that run together, each with `prompt` and `tokens`.
+        ttft_prompt: length of the prompt whose first token is timed.
+        trace: lengths of prompt and answer, for a trace of mixed lengths that comes all at once.
+        max_seqs: requests that may run at once.
+    """
+
+    model: str
+    dtype: str
+    batches: list[int]
+    prompt: int
+    tokens: int
+    ttft_prompt: int
+    trace: list[tuple[int, int]] = field(default_factory=list)
+    max_seqs: int = 32
+
+    @property
+    def max_model_len(self) -> int:
+        ends = [self.prompt + self.tokens, self.ttft_prompt + 1]
+        return max(*ends, *(prompt + answer for prompt, answer in self.trace), 256)
+
+
+def prompts(lengths: list[int], seed: int) -> list[list[int]]:
+    """Random ids; no two share a block."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(10, 40_000, length).tolist() for length in lengths]
+
+
+def measure(job: Job, generate: Generate) -> Iterator[dict[str, float]]:
+    """The figures, load by load."""
+    generate(prompts([16], 1), [4], lambda row: None)
+    began = time.perf_counter()
+    generate(prompts([job.ttft_prompt], 2), [1], lambda row: None)
+    yield {f"ttft_{job.ttft_prompt}_s": round(time.perf_counter() - began, 3)}
+    for batch in job.batches:
+        yield _batch(generate, batch, job.prompt, job.tokens)
+    if job.trace:
+        work = prompts([prompt for prompt, _ in job.trace], 3)
+        answers = [answer for _, answer in job.trace]
+        began = time.perf_counter()
+        generate(work, answers, lambda row: None)
+        yield {"trace_tok_s": round(sum(answers) / (time.perf_counter() - began), 1)}
+
+
+def _batch(generate: Generate, batch: int, prompt: int, tokens: int) -> dict[str, float]:
+    """Tokens a second of all, and of decoding alone: from when every row has its first token."""
+    times: list[float] = []
+    rows = set()
+    all_begun = 0
+
+    def on_token(row: int) -> None:
+        nonlocal all_begun
+        times.append(time.perf_counter())
+        if row not in rows:
+            rows.add(row)
+            all_begun = len(times)
+
+    began = time.perf_counter()
+    generate(prompts([prompt] * batch, 10 + batch), [tokens] * batch, on_token)
+    seconds = time.perf_counter() - began
+    if len(times) != batch * tokens:
+        raise RuntimeError(f"{len(times)} tokens came, not {batch * tokens}")
+    decoding = times[-1] - times[all_begun - 1]
+    return {
+        f"b{batch}_tok_s": round(batch * tokens / seconds, 1),
+        f"b{batch}_decode_tok_s": round((len(times) - all_begun) / decoding, 1),
+    }
+
+
+def serve(make: Callable[[Job], Generate]) -> None:
+    """A peer's main function."""
+    job = Job(**json.loads(input()))
+    for figures in measure(job, make(job)):
+        print(json.dumps(figures), flush=True)

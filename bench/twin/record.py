@@ -1,0 +1,158 @@
+"""Plans of the real scheduler, recorded as the real runner packs them, while nothing is computed.
+
+Answers have a fixed length and ignore their end, so a plan doesn't depend on what is sampled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.twin.trace import PackedStep
+from jaxserve import LLM, SamplingParams
+from jaxserve.bench.datasets import LENGTHS
+from jaxserve.engine.batch import DrawRows, StepInts, int_shapes, split
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.handle import StepHandle
+from jaxserve.engine.runner import HostBuffers
+from jaxserve.engine.step import StepOutput
+
+Prompts = list[tuple[list[int], int]]  # token ids, and the tokens of the answer
+ENDLESS = 64  # tokens of an answer that is aborted once its steps are recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A step as the runner gives it to its programs: padded buffers, and the rows that count."""
+
+    bucket: Bucket
+    ints: np.ndarray
+    draws: np.ndarray
+    rows: int
+    width: int
+    block_size: int
+
+    @property
+    def batch(self) -> StepInts[np.ndarray]:
+        """The model's buffer, field by field."""
+        return StepInts(*split(self.ints, int_shapes(self.bucket, self.width, 1)))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count."""
+        return int(self.batch.query_starts[self.rows])
+
+    def packed(self, ids: np.ndarray) -> PackedStep:
+        """Without the padding; `ids` [S] are what ours sampled."""
+        batch, draws, n, s = self.batch, DrawRows.split(self.draws), self.tokens, self.rows
+        blocks = -(-int(batch.context_lens[:s].max()) // self.block_size)
+        return PackedStep(
+            tokens=batch.tokens[:n],
+            positions=batch.positions[:n],
+            write_slots=batch.write_slots[0, :n],
+            query_starts=batch.query_starts[: s + 1],
+            context_lens=batch.context_lens[:s],
+            block_tables=batch.block_tables[0, :s, :blocks],
+            slots=draws.slots[:s],
+            keep=draws.keep[:s],
+            ids=ids,
+        )
+
+
+class Recorder:
+    """The engine's loop with a runner that packs each step, keeps it, and says it sampled zeros."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm, self._core = llm, llm.core
+        self._runner: Any = llm.core._runner
+        self._steps: list[Recorded] = []
+        self._count = 0
+        rows = self._core._scheduler.config.max_num_seqs
+        self._zeros = jax.device_put(np.zeros(max(rows, 4), np.int32))
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        run = self._runner._run
+        self._runner._run = self._keep
+        try:
+            yield
+        finally:
+            self._runner._run = run
+            self._core.reset_prefix_cache()  # nothing was computed
+
+    def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> StepHandle:
+        width, size = buffers.batch.block_tables.shape[-1], self._llm.config.block_size
+        ints, draws = buffers.ints.copy(), buffers.draws.copy()
+        self._steps.append(Recorded(bucket, ints, draws, rows, width, size))
+        return StepHandle(StepOutput(self._zeros, None), rows)  # type: ignore[arg-type]
+
+    def _submit(self, prompts: Prompts) -> None:
+        for ids, tokens in prompts:
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+            name = f"twin{self._count}"
+            self._count += 1
+            refused = self._core.submit(self._llm._intake.submission(name, ids, params))
+            assert refused is None, refused
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._core.step()
+
+    def _drop_all(self) -> None:
+        for i in range(self._count):
+            self._core.abort(f"twin{i}")
+        self._until(lambda: not self._core.has_work)
+
+    def decode(self, rows: int, context: int, steps: int) -> list[Recorded]:
+        """Steps of `rows` sequences that compute a token each, the first at this context."""
+        with self._recording():
+            self._steps = []
+            self._submit([(prompt(context - 1, i), ENDLESS) for i in range(rows)])
+            self._until(lambda: len(self._decodes(rows)) == steps)
+            self._drop_all()
+        return self._decodes(rows)[:steps]
+
+    def _decodes(self, rows: int) -> list[Recorded]:
+        return [step for step in self._steps if step.bucket.decode and step.rows == rows]
+
+    def prompt(self, tokens: int, decodes: int = 0, context: int = 0) -> list[Recorded]:
+        """The one step that computes a prompt of so many tokens, beside `decodes` sequences that
+        decode at about this context."""
+        with self._recording():
+            if decodes:
+                self._submit([(prompt(context, i), ENDLESS) for i in range(decodes)])
+                self._until(lambda: bool(self._steps) and self._steps[-1].tokens == decodes)
+            self._steps = []
+            self._submit([(prompt(tokens, decodes), 1)])
+            self._until(lambda: any(s.tokens == tokens + decodes for s in self._steps))
+            self._drop_all()
+        return [s for s in self._steps if s.tokens == tokens + decodes][:1]
+
+    def trace(self, prompts: Prompts) -> list[Recorded]:
+        """All steps of requests that arrive together."""
+        with self._recording():
+            self._steps = []
+            self._submit(prompts)
+            self._until(lambda: not self._core.has_work)
+        return self._steps
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    """Random ids."""
+    return np.random.default_rng((tokens, seed)).integers(10, 250, tokens).tolist()
+
+
+def sharegpt_like(requests: int, scale: float) -> Prompts:
+    """Requests of ShareGPT-like lengths, times `scale`."""
+    draws = random.Random(0)
+    lengths = [LENGTHS["sharegpt-like"].draw(draws) for _ in range(requests)]
+    return [
+        (prompt(max(1, round(p * scale)), i), max(1, round(a * scale)))
+        for i, (p, a) in enumerate(lengths)
+    ]

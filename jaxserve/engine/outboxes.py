@@ -1,0 +1,45 @@
+"""Outboxes: from the engine process to its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from jaxserve.engine import messages
+
+
+class Outboxes:
+    """A socket to each client.
+
+    Args:
+        folder: where the sockets are.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        self._context, self._folder = context, folder
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self.add(0)
+
+    def add(self, client: int) -> None:
+        """A client is there."""
+        outbox = self._sockets[client] = self._context.socket(zmq.PUSH)
+        outbox.set(zmq.SNDHWM, 0)
+        outbox.connect(messages.from_engine(self._folder, client))
+
+    def send(self, message: messages.ToClient, client: int = 0) -> None:
+        self._sockets[client].send(messages.encode(message))
+
+    def tell(self, outputs: Sequence[messages.Output], stats: messages.EngineStats) -> None:
+        """Gives each client the news of its own requests, and all of them the reading."""
+        if len(self._sockets) == 1:
+            self.send(messages.Outputs(list(outputs), stats))
+            return
+        own: dict[int, list[messages.Output]] = {client: [] for client in self._sockets}
+        for output in outputs:
+            own[messages.client_of(output.request_id)].append(output)
+        for client, news in own.items():
+            self.send(messages.Outputs(news, stats), client)
+            stats = msgspec.structs.replace(stats, step_s=None, step_tokens=0)

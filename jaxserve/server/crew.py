@@ -1,0 +1,116 @@
+"""Further server processes in front of one engine (--api-workers): started, told and ended.
+
+The first process starts the engine and this crew. Each listens on the same port (SO_REUSEPORT:
+the kernel deals connections out), and speaks to the engine itself, as a client of its own. What
+the first one has to say comes on their standard input, a word a line; its end is theirs too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.errors import EngineDeadError
+
+READY = b"ready\n"
+STOP, DEAD = "stop", "dead"
+PATIENCE_S = 5.0  # for a process that was told to stop at once
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a server process is started with: the first line of its input.
+
+    Args:
+        folder: the first client's.
+        number: from 1 on.
+        port: where the first process listens.
+        created: when the model was ready, in Unix seconds.
+    """
+
+    engine: EngineConfig
+    server: ServerConfig
+    folder: str
+    number: int
+    port: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The processes; none of them in a server of one process."""
+
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls, engine: EngineConfig, server: ServerConfig, folder: Path, port: int, created: int
+    ) -> AsyncIterator[Crew]:
+        """All `server.api_workers` but the first, listening; ended afterwards.
+
+        Raises:
+            EngineDeadError: one can't start; its own messages say why.
+        """
+        crew = cls()
+        try:
+            for number in range(1, server.api_workers):
+                order = Order(engine, server, str(folder), number, port, created)
+                crew.processes.append(await _start(order))
+            for process in crew.processes:
+                assert process.stdout is not None
+                if await process.stdout.readline() != READY:
+                    raise EngineDeadError(
+                        f"a server process ended with status {await process.wait()} before it was "
+                        "ready; its messages are above"
+                    )
+            yield crew
+        finally:
+            await crew._end()
+
+    def tell(self, word: str) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            with suppress(ConnectionError):
+                process.stdin.write(f"{word}\n".encode())
+
+    async def wait_one(self) -> None:
+        """Returns once one of them has ended; never, if there are none."""
+        waits = [asyncio.ensure_future(process.wait()) for process in self.processes]
+        try:
+            await asyncio.wait(waits or [asyncio.Future()], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def wait_all(self) -> None:
+        for process in self.processes:
+            await process.wait()
+
+    async def _end(self) -> None:
+        for _ in range(2):  # the second time is at once
+            self.tell(STOP)
+        try:
+            await asyncio.wait_for(self.wait_all(), PATIENCE_S)
+        except TimeoutError:
+            for process in self.processes:
+                with suppress(ProcessLookupError):
+                    process.kill()
+            await self.wait_all()
+
+
+async def _start(order: Order) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "jaxserve.server.worker"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(order) + b"\n")
+    return process

@@ -1,0 +1,109 @@
+"""Several server processes in front of one engine behave as one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxserve.config import ServerConfig
+from jaxserve.errors import ConfigError
+from jaxserve.server.lifecycle import bound_socket
+
+# A hang guard, not a measurement.
+LIMIT = aiohttp.ClientTimeout(total=120)
+LONG = {"model": "tiny", "prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+PROCESSES = 3
+FLAGS = ("--api-workers", str(PROCESSES), "--drain-timeout", "60")
+
+
+def visitor(server: Any) -> aiohttp.ClientSession:
+    """Each request on a connection of its own: the kernel deals them out."""
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    return aiohttp.ClientSession(server.url, timeout=LIMIT, connector=connector)
+
+
+async def scrape(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The sum of each metric's samples."""
+    async with http.get("/metrics") as response:
+        assert response.status == 200
+        text = await response.text()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+async def last_event(response: aiohttp.ClientResponse) -> str:
+    data = [line async for line in response.content if line.startswith(b"data: ")]
+    return data[-1].decode().removeprefix("data: ").strip()
+
+
+@pytest.mark.slow
+async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]) -> None:
+    server = start_tiny(*FLAGS)
+    async with visitor(server) as http:
+        short = LONG | {"max_tokens": 3, "stream": False}
+        answers = await asyncio.gather(
+            *(http.post("/v1/completions", json=short) for _ in range(24))
+        )
+        assert {answer.status for answer in answers} == {200}
+        readings = await asyncio.gather(*(scrape(http) for _ in range(48)))
+        # That three processes have answered, each with what all of them have counted.
+        assert len({reading["process_start_time_seconds"] for reading in readings}) == PROCESSES
+        assert {reading["vllm:generation_tokens_total"] for reading in readings} == {72.0}
+        assert {reading["vllm:e2e_request_latency_seconds_count"] for reading in readings} == {24.0}
+        assert len({reading["jaxserve:step_duration_seconds_count"] for reading in readings}) == 1
+        models = await asyncio.gather(*(http.get("/v1/models") for _ in range(12)))
+        assert len({await response.text() for response in models}) == 1
+
+        streams = [await http.post("/v1/completions", json=LONG) for _ in range(6)]
+        loads = [await http.get("/load") for _ in range(12)]
+        assert {await load.text() for load in loads} == {'{"server_load":6}'}
+        streams.pop().close()
+        while (await scrape(http))["vllm:num_requests_running"] > 5:
+            await asyncio.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        ends = await asyncio.gather(*map(last_event, streams))
+    assert ends == ["[DONE]"] * 5
+    assert await asyncio.to_thread(server.wait) == 0
+    assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the engine process", "a server process"])
+async def test_a_death_is_told_and_ends_them_all(
+    start_tiny: Callable[..., Any], victim: str
+) -> None:
+    server = start_tiny(*FLAGS)
+    engine, others = server.engine_pid, set(server.family) - {server.engine_pid}
+    assert len(others) == PROCESSES - 1
+    async with visitor(server) as http:
+        streams = [await http.post("/v1/completions", json=LONG) for _ in range(8)]
+        if victim == "the engine process":
+            os.kill(engine, signal.SIGKILL)
+            ends = await asyncio.gather(*map(last_event, streams))
+            assert {json.loads(end)["error"]["code"] for end in ends} == {"engine_dead"}
+        else:
+            os.kill(others.pop(), signal.SIGKILL)
+    assert await asyncio.to_thread(server.wait) == 1
+    assert f"jaxserve: {victim} died" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+def test_a_port_in_use_shows_though_it_could_be_shared() -> None:
+    with bound_socket(ServerConfig(port=0, api_workers=2)) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        config = ServerConfig(port=port, api_workers=2)
+        with pytest.raises(ConfigError, match="choose another --port"):
+            bound_socket(config)
+        bound_socket(config, shared=port).close()

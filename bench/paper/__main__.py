@@ -119,7 +119,7 @@ def real(results: found.Results, quick: bool) -> None:
 
     llm = open_engine()
     drive(llm, PAGED, make_arrivals("alpaca-like", 4, 1, SCALE))  # warm-up
-    cost = calibrate(llm, ROWS[::5], 6) if quick else calibrate(llm)
+    cost = calibrate(llm, ROWS[::3], 6) if quick else calibrate(llm)
     rates = {"per_context_us": 1e6 * cost.per_context, "per_pair_us": 1e6 * cost.per_pair}
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []

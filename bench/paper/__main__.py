@@ -1,16 +1,17 @@
 """The PagedAttention paper's claim (Kwon et al., 2023, section 6): our scheduler with its allocator
 replaced by contiguous reservation and by the paper's three versions of Orca.
 
-    python -m bench.paper [--quick] [--parts clock real sharing figures] [--results FILE]
+    python -m bench.paper [--quick] [--parts PART ...] [--results FILE]
 
-clock: OPT-13B with 12 GB of KV on an A100, on a virtual clock: the real scheduler plans every step,
-and a roofline says how long it takes. real: the same on our engine with the demo model on this
-machine, its step times fitted, and real runs beside what the clock says of the same arrivals.
-sharing: blocks saved by parallel samples and by beams (the demo model's). Each part adds to the
-results file, from which figures are drawn; they need matplotlib. Limits: traces are log-normal
-lengths with the paper's means, minutes long where the paper's take an hour; the roofline knows
-neither kernel launches nor a host; block size has no cost but memory's. The last line is one flat
-JSON object.
+memory, blocks and latency: OPT-13B with 12 GB of KV on an A100, on a virtual clock: the real
+scheduler plans every step, and a roofline says how long it takes. real: the same on our engine with
+the demo model on this machine, its step times fitted, and real runs beside what the clock says of
+the same arrivals. sharing: blocks saved by parallel samples and by beams (the demo model's).
+figures: drawn from the results file, to which each part adds; they need matplotlib.
+
+Limits: traces are log-normal lengths with the paper's means, minutes long where the paper's take an
+hour; the roofline knows neither kernel launches nor a host; block size has no cost but memory's.
+The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ BLOCK_RATES = {"sharegpt-like": 2.5, "alpaca-like": 70.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REAL_RATES = (1.0, 2.0)
 WIDTHS = (2, 4, 6)
+PARTS = ("memory", "blocks", "latency", "real", "sharing", "figures")
 
 
 def curves(
@@ -96,7 +98,7 @@ def memory(results: found.Results, quick: bool) -> None:
             }
 
 
-def block_sizes(results: found.Results, quick: bool) -> None:
+def blocks(results: found.Results, quick: bool) -> None:
     results["blocks"] = {}
     for trace in TRACES:
         arrivals = make_arrivals(trace, BLOCK_RATES[trace], 30 if quick else SECONDS[trace] / 2)
@@ -108,10 +110,8 @@ def block_sizes(results: found.Results, quick: bool) -> None:
             results["blocks"][trace][str(size)] = [outcome.latency, wasted]
 
 
-def clock(results: found.Results, quick: bool) -> None:
+def latency(results: found.Results, quick: bool) -> None:
     curves(results, "roofline", PAPER, OPT_13B_A100, RATES, quick)
-    memory(results, quick)
-    block_sizes(results, quick)
 
 
 def real(results: found.Results, quick: bool) -> None:
@@ -172,11 +172,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parts", nargs="+", default=["clock", "real", "sharing", "figures"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--results", type=Path, default=Path("build/paper/paper.json"))
     args = parser.parse_args()
     results = found.load(args.results)
-    for part in (clock, real, sharing):
+    for part in (memory, blocks, latency, real, sharing):
         if part.__name__ in args.parts:
             part(results, args.quick)
             found.save(results, args.results)

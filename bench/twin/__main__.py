@@ -130,12 +130,12 @@ def main() -> int:
             figures |= ratios(figures, label)
             if dtype == theirs == "float32":
                 agree &= figures[f"{label}_largest_gap"] <= TOLERANCE
+    for key, value in figures.items():
+        print(f"{key:45} {value}")
     if args.figure is not None and runs:
         from bench.twin.chart import draw
 
         draw(figures, args.figure)
-    for key, value in figures.items():
-        print(f"{key:45} {value}")
     if not agree:
         print("the runners disagree")
     print(json.dumps(figures))

@@ -66,7 +66,10 @@ class Crew:
             for process in crew.processes:
                 assert process.stdout is not None
                 if await process.stdout.readline() != READY:
-                    raise EngineDeadError("a server process could not start; see its messages")
+                    raise EngineDeadError(
+                        f"a server process ended with status {await process.wait()} before it was "
+                        "ready; its messages are above"
+                    )
             yield crew
         finally:
             await crew._end()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
+from tokenizers import pre_tokenizers
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="needs langchain-openai")
 
@@ -58,7 +59,7 @@ def test_invoke(chat: Any) -> None:
 
 def test_stream(chat: Any) -> None:
     chunks = list(saying(chat, "hello there").stream(TALK, stream_usage=True))
-    assert len(chunks) > len("hello there")
+    assert len(chunks) > 2
     whole = sum(chunks[1:], chunks[0])
     assert isinstance(whole, AIMessageChunk)
     assert whole.content == "hello there"
@@ -77,7 +78,7 @@ def test_batch(chat: Any) -> None:
 
 
 def test_tools(chat: Any) -> None:
-    caller = chat.bind_tools([weather], tool_choice="required")
+    caller = chat.bind_tools([weather], tool_choice="required", parallel_tool_calls=False)
     answer = caller.invoke(TALK)
     (call,) = answer.tool_calls
     assert call["name"] == "weather"
@@ -90,13 +91,14 @@ def test_tools(chat: Any) -> None:
     assert sum(chunks[1:], chunks[0]).tool_calls[0]["args"] == call["args"]
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-def test_structured_output(chat: Any, method: str) -> None:
-    if method == "json_mode":  # any object: what a random model writes needs no end of its own
-        chat = chat.bind(extra_body={"guided_json": Weather.model_json_schema()})
-        answer = chat.invoke(TALK)
-        assert Weather.model_validate_json(answer.content)
-        return
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output(settings: dict[str, Any], method: str) -> None:
+    # A random model would go on with the space that JSON allows between any two of its parts.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    no_space = {alphabet.index(byte): -100 for byte in "ĠĉĊč"}
+    chat = langchain_openai.ChatOpenAI(
+        **settings, temperature=0, max_tokens=200, logit_bias=no_space
+    )
     structured = chat.with_structured_output(Weather, method=method)
     assert isinstance(structured.invoke(TALK), Weather)
 

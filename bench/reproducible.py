@@ -1,0 +1,149 @@
+"""A request's bits under load against the same request alone:
+
+    python -m bench.reproducible [--requests 1000] [--no-batch-invariant] [--model FOLDER]
+
+Requests of random length, options and arrival go through an engine in a process of its own, whose
+pool is so small that it preempts. Then each runs alone, on the same engine. Tokens, text, logprobs
+and the reason of the end must be equal, to the last bit; no request may be lost, nothing compiled,
+and every block be free. Exit status 1 if not. The last line is one flat JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.config import MIB, EngineConfig
+from jaxserve.engine.client import EngineClient
+from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+
+LONGEST_PROMPT, LONGEST_OUTPUT = 200, 24
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 0.0, "prompt_logprobs": 1},
+    {"logprobs": 1},
+    {"top_k": 20, "presence_penalty": 0.7},
+    {"top_p": 0.9, "frequency_penalty": 0.4, "logprobs": 2},
+    {"min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 1.3, "typical_p": 0.8},
+    {"logit_bias": {100: 2.0, 200: -3.0}, "min_tokens": 4, "ignore_eos": False},
+    {"stop": ["e", "the"], "temperature": 0.5},
+    {"structured_outputs": StructuredOutputsParams(regex=r"[a-z]{2,6}( [a-z]{2,6}){1,4}")},
+    {"n": 2, "logprobs": 0},
+)
+Job = tuple[list[int], SamplingParams]
+
+
+def jobs(count: int, vocab: int, seed: int) -> list[Job]:
+    """A third of the prompts begin alike, so that the prefix cache is in use."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(10, vocab - 10) for _ in range(LONGEST_PROMPT)]
+    found = []
+    for i in range(count):
+        length = min(LONGEST_PROMPT, 1 + int(rng.expovariate(1 / 60)))
+        ids = [rng.randrange(10, vocab - 10) for _ in range(length)]
+        if i % 3 == 0:
+            kept = rng.randrange(length)
+            ids[:kept] = shared[:kept]
+        params = SamplingParams(ignore_eos=True, max_tokens=rng.randint(1, LONGEST_OUTPUT), seed=i)
+        options = rng.choice(OPTIONS)
+        if "min_tokens" in options:
+            options = options | {"min_tokens": min(options["min_tokens"], params.max_tokens or 0)}
+        found.append((ids, replace(params, **options)))
+    return found
+
+
+async def run(client: EngineClient, job: Job) -> list[CompletionDelta]:
+    """The whole of each choice, less what may rightly differ."""
+    pieces: dict[int, list[CompletionDelta]] = {}
+    async for delta in client.generate(*job):
+        pieces.setdefault(delta.index, []).append(delta)
+    whole = [CompletionDelta.join(pieces[i]) for i in sorted(pieces)]
+    return [replace(choice, cached_tokens=None) for choice in whole]
+
+
+async def under_load(
+    client: EngineClient, wanted: list[Job], at_once: int, rng: random.Random
+) -> list[list[CompletionDelta]]:
+    """All of them, arriving at random, but no more than `at_once` at any time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(job: Job) -> list[CompletionDelta]:
+        async with places:
+            await asyncio.sleep(rng.expovariate(20))
+            return await run(client, job)
+
+    return await asyncio.gather(*(one(job) for job in wanted))
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    config = EngineConfig(
+        args.model,
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=128,
+        kv_cache_memory=int(args.pool_mib * MIB),
+        batch_invariant=args.batch_invariant,
+        forbid_compile=True,
+    )
+    client = await EngineClient.start(config)
+    try:
+        wanted = jobs(args.requests, client.ready.vocab_size, args.seed)
+        begin = time.monotonic()
+        loaded = await under_load(client, wanted, 32, random.Random(args.seed))
+        load_s = time.monotonic() - begin
+        preemptions = client.stats.scheduler.preemptions
+        different = []
+        for i, job in enumerate(wanted):
+            if await run(client, job) != loaded[i]:
+                different.append(i)
+                print(f"request {i}: {job[1]}")
+            if i % 100 == 99:
+                print(f"{i + 1} alone, {len(different)} different", flush=True)
+        await asyncio.sleep(0.5)  # the engine's last reading
+        stats = client.stats
+    finally:
+        await client.close()
+    return {
+        "batch_invariant": int(args.batch_invariant),
+        "requests": len(wanted),
+        "output_tokens": sum(len(c.token_ids) for choices in loaded for c in choices),
+        "equal_to_the_last_bit": len(wanted) - len(different),
+        "preemptions": preemptions,
+        "prefix_hit_tokens": stats.scheduler.prefix_hits,
+        "compiles_after_ready": stats.compiles,
+        "blocks": stats.scheduler.blocks_total,
+        "blocks_in_use_at_the_end": stats.scheduler.blocks_used,
+        "load_s": round(load_s, 1),
+        "alone_s": round(time.monotonic() - begin - load_s, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--pool-mib", type=float, default=40.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    figures = asyncio.run(measure(args))
+    print(json.dumps(figures))
+    fine = (
+        figures["equal_to_the_last_bit"] == figures["requests"]
+        and figures["preemptions"] > 0
+        and figures["compiles_after_ready"] == figures["blocks_in_use_at_the_end"] == 0
+    )
+    sys.exit(not fine)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.rope import inverse_frequencies
 
 SEQS, BUDGET = 32, 1024
-KV_BYTES = 7 * 2**28  # 32 sequences of 1,024 tokens of the demo model, and more
+KV_TOKENS = 36_864  # 32 sequences of 1,024 tokens, what they answer, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,8 @@ def measure(
     Leaves in `folder` what the twin needs.
     """
     shape = export(checkpoints.pull(name), folder)
+    elements = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]
+    token_bytes = elements * jnp.dtype(dtype).itemsize
     if cold:
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
     llm = LLM(
@@ -155,7 +157,7 @@ def measure(
         dtype=dtype,
         max_num_seqs=SEQS,
         max_num_batched_tokens=BUDGET,
-        kv_cache_memory=KV_BYTES,
+        kv_cache_memory=KV_TOKENS * token_bytes,
         enable_prefix_caching=False,
     )
     recorded = record(Recorder(llm), sizes)

@@ -79,7 +79,8 @@ class OurRunner:
             for step in steps:
                 begin = time.perf_counter()
                 run = runner._steps[step.bucket]
-                state, output, *_ = run(runner._params, state, step.ints, step.draws)
+                state, _, rows = run.layers(runner._params, state, step.ints)
+                state, output = run.sample(runner._params, state, rows, step.draws)
                 ids.append(np.asarray(output.ids)[: step.rows])
                 taken.append(time.perf_counter() - begin)
             runner._state = state

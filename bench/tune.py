@@ -19,7 +19,7 @@ from pallas_kernels.tuning import Blocks
 
 
 def candidates(rows: Iterable[int], keys: Iterable[int], warps: Iterable[int]) -> list[Blocks]:
-    return [Blocks(*c) for c in itertools.product(rows, keys, warps, (1, 2, 3, 4))]
+    return [Blocks(*c) for c in itertools.product(rows, keys, warps, (1, 3, 5, 7))]
 
 
 def sweep(kind: str, shape: Shape, blocks: list[Blocks]) -> None:

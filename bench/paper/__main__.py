@@ -124,7 +124,7 @@ def real(results: found.Results, quick: bool) -> None:
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []
     for rate in REAL_RATES:
-        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 30) / rate, SCALE, seed=1)
+        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 24) / rate, SCALE, seed=1)
         for system in (PAGED, MAX):
             run = drive(llm, system, arrivals)
             steps += run.steps

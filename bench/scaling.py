@@ -13,6 +13,7 @@ last line is one flat JSON object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -39,7 +40,7 @@ class Bench:
         self.llm = LLM(MODEL, progress=False, **settings)
         self._clock = HostClock(self.llm)
         self._rng = np.random.default_rng(0)
-        self._names = map(str, iter(range(10**9)))
+        self._names = map(str, itertools.count())
         self.run(1, 20, 2)
 
     def tokens(self, count: int) -> list[int]:
@@ -189,8 +190,9 @@ def draw(figures: Figures, file: Path) -> None:
             labels = [k.split("_")[1] for k in figures if k.startswith(f"{name}_")]
             xs = sorted({int(label) for label in labels})
             if row == 0 or column < 2:
-                axes[row][column].plot(xs, [figures[f"{name}_{x}_{unit}"] for x in xs], "o-")
-                axes[row][column].set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
+                ys = [figures[f"{name}_{x}_{unit}"] for x in xs]
+                axes[row][column].plot(xs, ys, "o-")
+                axes[row][column].set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.1 * max(ys)))
                 axes[row][column].set_xscale("log", base=2)
                 axes[row][column].set_xticks(xs, [str(x) for x in xs])
                 axes[row][column].grid(alpha=0.3)
@@ -241,7 +243,7 @@ def main() -> None:
         figures |= decodes(bench, "batch", [(str(b), b, 128) for b in batches], steps)
         figures |= decodes(bench, "pool", [("1024", 8, 128)], steps)
         figures |= gain(bench, *((2, 1) if quick else (12, 5)))
-        figures |= cost(bench, 2 if quick else 8)
+        figures |= cost(bench, 2 if quick else 6)
         bench.close()
         for pool in pools:
             other = Bench(kv_cache_memory=pool * MIB)

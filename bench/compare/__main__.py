@@ -9,7 +9,8 @@ themselves. A round gives every engine the same requests, and no two rounds shar
 requests in flight, with prompts of 64 and answers of 32 tokens on average; and Poisson arrivals
 with lengths distributed as Alpaca's. What is measured is added to OUT/records.jsonl, so a later
 run can add rounds or engines; OUT/compare.{md,json,png,html} show all of it. An engine that is
-missing, fails, or takes more than --limit seconds for a load is named with the reason.
+missing, fails, or takes more than --limit seconds for a load is named with the reason; the share
+of the processor that other programs took meanwhile is told.
 
 Limit: the load's client shares the cores with the engine. The last line is one flat JSON object.
 """
@@ -29,6 +30,7 @@ from pathlib import Path
 from bench import weights
 from bench.compare import page, records
 from bench.compare.engines import Engine, all_engines
+from bench.compare.processor import Others
 from bench.compare.records import Record, Results
 from bench.compare.server import Server, ServerFailed
 from jaxserve.bench.datasets import make_dataset
@@ -105,6 +107,7 @@ class Runner:
             return
         server.resume()
         for point in points:
+            others = Others(server.family)
             try:
                 load = self._drive(server, point, seed)
             except TimeoutError:
@@ -112,7 +115,8 @@ class Runner:
                 server.stop()
                 del self._servers[engine.name]
                 return
-            record = Record(engine.name, point.sweep, point.value, seed, figures(load))
+            found = figures(load) | {"others_share": round(others.share(), 3)}
+            record = Record(engine.name, point.sweep, point.value, seed, found)
             records.append(self._file, record)
             print(f"{engine.name:32} {point.sweep} {point.value:g}: {record.figures}", flush=True)
         server.pause()
@@ -199,6 +203,7 @@ def main() -> None:
     finally:
         runner.stop()
     results = Results(records.read(args.out / "records.jsonl"))
+    facts[page.OTHERS] = f"{results.worst('others_share'):.0%} at most"
     page.write(args.out, results, facts)
     print((args.out / "compare.md").read_text())
     print(json.dumps(page.flat(results)))

@@ -38,6 +38,7 @@ COLOURS = {
 LINES = {"float32": "-", "bfloat16": "--", "Q4_1": ":"}
 MARKERS = {"float32": "o", "bfloat16": "s", "Q4_1": "^"}
 TITLE = "SmolLM2-135M, the same requests for all; median of the rounds, bars from least to most"
+OTHERS = "Other programs' share of the processor"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 1em 0; } caption { text-align: left; font-weight: 600; }
@@ -139,7 +140,8 @@ def write(folder: Path, results: Results, facts: Mapping[str, str]) -> None:
 
 def _draw(results: Results, facts: Mapping[str, str]) -> plt.Figure:
     figure, axes = plt.subplots(2, 2, figsize=(12, 9.4))
-    figure.suptitle(f"{TITLE}\n{facts['Machine']}, {facts['Date']}", fontsize=10)
+    beside = f"other programs had {facts[OTHERS]} of the processor"
+    figure.suptitle(f"{TITLE}\n{facts['Machine']}, {facts['Date']}; {beside}", fontsize=10)
     for axis, (sweep, name, title, unit, logarithmic) in zip(axes.flat, PANELS, strict=True):
         values = results.values(sweep)
         for engine in results.engines():

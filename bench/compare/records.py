@@ -81,6 +81,10 @@ class Results:
             return None
         return Spread(statistics.median(found), min(found), max(found))
 
+    def worst(self, figure: str) -> float:
+        """The highest that a figure was in any record; 0 if none has it."""
+        return max((record.figures.get(figure, 0.0) for record in self._records), default=0.0)
+
     def reasons(self, engine: str) -> list[str]:
         """Why figures of the engine are missing; each reason once, none that a later run mended."""
         every = [record for record in self._records if record.engine == engine]

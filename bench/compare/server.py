@@ -59,7 +59,7 @@ class Server:
 
     def stop(self) -> None:
         """Ends it and all that it has started."""
-        family = self._family()
+        family = self.family()
         self.resume()
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -87,10 +87,10 @@ class Server:
             return False
 
     def _signal(self, number: int) -> None:
-        for pid in self._family():
+        for pid in self.family():
             _send(pid, number)
 
-    def _family(self) -> list[int]:
+    def family(self) -> list[int]:
         """The process and its descendants."""
         found = [self._process.pid]
         for pid in found:

@@ -70,7 +70,7 @@ def curves(
     """Latency against request rate, of all systems on both traces."""
     results[name], results[f"{name}_knees"] = {}, {}
     for trace in TRACES:
-        seconds = 30.0 if quick else SECONDS[trace]
+        seconds = 20.0 if quick else SECONDS[trace]
         points = {}
         for system in SYSTEMS:
             own = rates if system is not FASTER_TRANSFORMER else SLOW_RATES
@@ -119,7 +119,7 @@ def real(results: found.Results, quick: bool) -> None:
 
     llm = open_engine()
     drive(llm, PAGED, make_arrivals("alpaca-like", 4, 1, SCALE))  # warm-up
-    cost = calibrate(llm, ROWS[::5], 6) if quick else calibrate(llm)
+    cost = calibrate(llm, ROWS[::3], 6) if quick else calibrate(llm)
     rates = {"per_context_us": 1e6 * cost.per_context, "per_pair_us": 1e6 * cost.per_pair}
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []
@@ -158,7 +158,7 @@ def sharing(results: found.Results, quick: bool) -> None:
         for trace in TRACES
     }
     llm = LLM("smollm2-135m", progress=False, enable_prefix_caching=False)
-    counts = {"sharegpt-like": 0 if quick else 3, "alpaca-like": 1 if quick else 5}
+    counts = {"sharegpt-like": 0 if quick else 2, "alpaca-like": 1 if quick else 5}
     results["beams"] = {
         trace: {n: beam_saving(llm, trace, n, count) for n in WIDTHS}
         for trace, count in counts.items()

@@ -30,7 +30,7 @@ CONFIG = SchedulerConfig(
     enable_prefix_caching=False,
 )
 BYTES_PER_BLOCK = CONFIG.block_size * 30 * 2 * 3 * 64 * 4  # SmolLM2-135M, float32
-ROWS = (1, 4, 8, 12, 16, 32, 48, 64)  # of the calibration's batches
+ROWS = (1, 4, 8, 16, 32, 48, 64)  # of the calibration's batches
 Steps = list[tuple[Load, float]]
 
 

@@ -14,6 +14,9 @@ from scheduler import Request, Scheduler, SchedulerConfig
 TEXTS = Path(__file__).resolve().parents[2]  # its .md files are the beams' prompts
 
 
+MEANS = {"sharegpt-like": (161, 338), "alpaca-like": (19, 58)}  # tokens, prompt and output
+
+
 class Saving:
     """Counts blocks after each step."""
 
@@ -48,13 +51,14 @@ def parallel_saving(trace: str, samples: int, count: int) -> float:
 
 
 def beam_saving(llm: LLM, trace: str, width: int, count: int) -> float:
-    """Of `count` requests at once, each a passage of our documents that the model goes on with."""
+    """Of `count` requests at once, each a passage of our documents that the model goes on with;
+    all have the trace's mean lengths, since beams need real steps."""
     draws, saving = random.Random(1), Saving()
+    prompt, output = MEANS[trace]
     text = "\n".join(p.read_text() for p in sorted((TEXTS / "docs").glob("*.md")))
     ids = llm.tokenizer.encode(text)
     names = []
     for number in range(count):
-        prompt, output = LENGTHS[trace].draw(draws)
         start = draws.randrange(len(ids) - prompt)
         params = SamplingParams(
             max_tokens=output, ignore_eos=True, beam_search=BeamSearchParams(beam_width=width)

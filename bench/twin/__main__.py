@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ from bench.twin.cases import QUICK, Sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-3  # of a logit
-TIMEOUT_S = 240  # of one replay of the twin's
 
 
-def twin(folder: Path, dtype: str, mode: str, device: str, passes: int) -> dict[str, Any] | None:
-    """What torch_runner prints, compiled from an empty cache; None where it doesn't work."""
+def twin(
+    folder: Path, dtype: str, mode: str, device: str, passes: int, limit_s: float
+) -> dict[str, Any] | None:
+    """What torch_runner prints, compiled from an empty cache; None if it fails or takes longer."""
     arguments = [folder, dtype, device, mode, passes]
     command = [os.environ["JAXSERVE_TORCH_PYTHON"], "-m", "bench.twin.torch_runner"]
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{dtype}")}
@@ -49,7 +51,7 @@ def twin(folder: Path, dtype: str, mode: str, device: str, passes: int) -> dict[
             check=True,
             cwd=ROOT,
             env=os.environ | cache,
-            timeout=TIMEOUT_S,
+            timeout=max(limit_s, 1),
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"left out: {error}")
@@ -98,10 +100,14 @@ def main() -> int:
     parser.add_argument("--dtype", help="ours; float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], help="the twin's")
     parser.add_argument("--device", default="cpu", help="the twin's: cpu or cuda")
+    parser.add_argument(
+        "--limit", type=float, default=450, help="seconds; what is left is left out"
+    )
     parser.add_argument("--cold", action="store_true", help="compile ours from nothing")
     parser.add_argument("--quick", action="store_true", help="few small cases")
     parser.add_argument("--figure", type=Path, help="write a PNG (needs matplotlib)")
     args = parser.parse_args()
+    end = time.monotonic() + args.limit
     sizes = QUICK if args.quick else Sizes()
     dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     figures: dict[str, Any] = {
@@ -122,7 +128,7 @@ def main() -> int:
         for theirs, mode in runs:
             label = f"torch_{theirs}" + ("_compiled" if mode == "compile" else "")
             print(label, flush=True)
-            said = twin(folder, theirs, mode, args.device, sizes.passes)
+            said = twin(folder, theirs, mode, args.device, sizes.passes, end - time.monotonic())
             if said is None:
                 continue
             figures |= {"torch": said["torch"], "torch_threads": said["threads"]}

@@ -23,12 +23,12 @@ class Sizes:
 
     rows: tuple[int, ...] = (1, 8, 32)
     contexts: tuple[int, ...] = (128, 512, 1024)
-    steps: int = 5
+    steps: int = 4
     chunks: tuple[int, ...] = (128, 512, 1024)
     mixed: tuple[tuple[int, int], ...] = ((8, 120), (31, 481), (31, 512))
     mixed_context: int = 512
     requests: int = 16
-    scale: float = 0.25
+    scale: float = 0.2
     passes: int = 2
 
 

@@ -21,7 +21,7 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, UnprocessableError
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -38,7 +38,6 @@ from scheduler import (
 
 log = logging.getLogger(__name__)
 
-MAX_FAULTS = 3  # steps in a row that may fail before the engine gives up
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
 NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
@@ -110,7 +109,6 @@ class EngineCore:
         self._overlap = config.overlap
         self._flights: deque[InFlight] = deque()  # oldest first
         self._started: StepPlan | None = None  # of a step that isn't drawn, so not in flight yet
-        self._faults = 0  # steps in a row that failed as a whole
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
@@ -167,6 +165,8 @@ class EngineCore:
             self._register(message, None if compiled is None else compiled.result())
         except (InvalidRequestError, RequestTooLongError) as error:
             return _refusal(message, "InvalidRequestError", error)
+        except UnprocessableError as error:
+            return _refusal(message, UnprocessableError.__name__, error)
         except QueueFullError as error:
             return _refusal(message, "OverloadedError", error)
         except Exception as error:  # whatever it is, it is this request's alone
@@ -265,7 +265,7 @@ class EngineCore:
         Those that wait go on, with a new state of the device.
 
         Raises:
-            Exception: the cause, when too many steps in a row have failed: no request is to blame.
+            Exception: the cause, when the step's programs fail without any request, too.
         """
         error, plans = failure.error, [flight.plan for flight in self._flights]
         if self._started is not None:
@@ -280,10 +280,11 @@ class EngineCore:
         self._flights.clear()
         self._scheduler.reset_prefix_cache()
         self._runner.take_failures()
-        self._runner.reset()
-        self._faults += 1
-        if self._faults > MAX_FAULTS:
-            raise error
+        try:
+            self._runner.reset()
+        except Exception:
+            log.exception("the step's programs fail without requests, too")
+            raise error from None
         reason = f"the step that computed it failed: {error}"
         return [
             Output(request_id, [], error=reason, error_kind=EngineError.__name__)
@@ -306,7 +307,6 @@ class EngineCore:
         with _blamed_on_the_step():
             results = self._flights[0].handle.wait()
         done = self._flights.popleft()
-        self._faults = 0
         self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)

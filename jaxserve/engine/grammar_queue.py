@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from jaxserve.engine.messages import Submit
+from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.grammar import Grammar, GrammarCompiler
-from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.text.tokenizer import Tokenizer
+
+THREADS = 4  # they hold no lock while they compile, and a slow grammar holds up but one
+STACK_BYTES = 2**28  # llguidance recurses rule by rule, and an overflow would end the process
+LIMIT_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request whose grammar is wanted.
+
+    Args:
+        began: when its compilation did, by time.monotonic().
+    """
+
+    message: Submit
+    began: float | None = None
+
+    @property
+    def overdue(self) -> bool:
+        return self.began is not None and time.monotonic() - self.began > LIMIT_S
 
 
 class GrammarQueue:
-    """Compiles grammars in a thread; the vocabulary's tables are built at the first use.
+    """Compiles grammars in threads; the vocabulary's tables are built at the first use. A grammar
+    that takes longer than LIMIT_S is given up; its thread is busy until it has ended.
 
     Args:
         vocab: tokens that may be drawn.
@@ -19,18 +43,21 @@ class GrammarQueue:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
         self._compiler: GrammarCompiler | None = None
-        self._pending: dict[str, tuple[Submit, Future[Grammar]]] = {}
+        self._building = threading.Lock()
+        self._pending: dict[str, tuple[_Job, Future[Grammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def put(self, message: Submit) -> None:
         """Starts compiling a request's grammar."""
-        params = message.params.structured_outputs
-        assert params is not None
-        self._pending[message.request_id] = (message, self._pool.submit(self._compile, params))
+        job, before = _Job(message), threading.stack_size(STACK_BYTES)
+        try:  # which may start a thread
+            self._pending[message.request_id] = (job, self._pool.submit(self._run, job))
+        finally:
+            threading.stack_size(before)
 
     def take(self, timeout: float = 0.0) -> list[tuple[Submit, Future[Grammar]]]:
         """Requests whose grammar is done, well or badly; waits up to `timeout` s for the first."""
@@ -38,9 +65,19 @@ class GrammarQueue:
             return []
         if timeout:
             wait([f for _, f in self._pending.values()], timeout, return_when=FIRST_COMPLETED)
-        done = [(m, future) for m, future in self._pending.values() if future.done()]
-        for message, _ in done:
-            del self._pending[message.request_id]
+        done = []
+        for job, future in list(self._pending.values()):
+            if not future.done() and job.overdue:
+                future = Future()
+                future.set_exception(
+                    InvalidRequestError(
+                        f"the grammar took more than {LIMIT_S:.0f} s to compile: make it simpler",
+                        "structured_outputs",
+                    )
+                )
+            if future.done():
+                del self._pending[job.message.request_id]
+                done.append((job.message, future))
         return done
 
     def cancel(self, request_id: str) -> None:
@@ -51,9 +88,13 @@ class GrammarQueue:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, params: StructuredOutputsParams) -> Grammar:
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(
-                self._tokenizer.backend.to_str(), self._vocab, self._tokenizer.eos_token_ids
-            )
+    def _run(self, job: _Job) -> Grammar:
+        with self._building:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(
+                    self._tokenizer.backend.to_str(), self._vocab, self._tokenizer.eos_token_ids
+                )
+        job.began = time.monotonic()
+        params = job.message.params.structured_outputs
+        assert params is not None
         return self._compiler.compile(params)

@@ -102,24 +102,24 @@ class Runner:
             b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
         }
         self._turn = 0
+        self._last = table.decode[0]  # the bucket of the step started last
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
         """Runs some buckets once, all padding, and what copies blocks and writes tables."""
         for bucket in buckets:
-            buffers = self._empty(bucket)
-            self._fill_rows(buffers, 0)
-            asked: dict[Sequence, int] | None = None if bucket.decode else {}
-            self.draw(self._start(bucket, buffers, 0, [], asked)).wait()
+            self._run_empty(bucket)
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
 
     def reset(self) -> None:
-        """Starts over with an empty state, when a step that failed has taken the old one along."""
+        """Starts over with an empty state, when a step that failed has taken the old one along,
+        and runs that step's programs with nothing but padding: raises if even that fails."""
         for array in jax.tree.leaves(self._state):
             array.delete()  # first: there may be no room for both
         self._state = self._new_state()
         self._sampling.clear()
+        self._run_empty(self._last)
 
     def dispatch(self, plan: StepPlan) -> Started:
         """Starts a step's layers and returns without waiting for the device."""
@@ -160,6 +160,11 @@ class Runner:
             handle.pooled = step.pool(self._params.ends, started.drawn)
         handle.start_copies()
         return handle
+
+    def _run_empty(self, bucket: Bucket) -> None:
+        buffers = self._empty(bucket)
+        self._fill_rows(buffers, 0)
+        self.draw(self._start(bucket, buffers, 0, [], None if bucket.decode else {})).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""
@@ -256,7 +261,7 @@ class Runner:
         pooled: dict[Sequence, int] | None,
         awaits: bool = False,
     ) -> Started:
-        step = self._steps[bucket]
+        step, self._last = self._steps[bucket], bucket
         self._state, x, drawn = step.layers(self._params, self._state, buffers.ints)
         return Started(step, buffers, rows, x, drawn, spans, pooled, awaits)
 

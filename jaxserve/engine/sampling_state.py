@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.errors import EngineError, JaxserveError, UnprocessableError
-from jaxserve.sampling.grammar import GrammarError
+from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
@@ -19,10 +18,6 @@ from scheduler import Sequence, SlotStart
 
 # Rows that one call writes.
 COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
-NOTHING_LEFT = (
-    "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the grammar together "
-    "rule out every one; ask for less"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +48,15 @@ class SamplingState:
         self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
         self._unwritten: set[int] = set()  # slots whose first mask is still to come
-        self.failed: list[tuple[Sequence, JaxserveError]] = []  # who can't go on, and why
+        self.failed: list[tuple[Sequence, JaxserveError]] = []  # that can't go on, and why
 
     def start(self, start: SlotStart) -> None:
         """Takes in the slot's new occupant."""
         try:
             self._occupy(start)
         except Exception as error:  # whatever it is, it is this request's alone
-            failure = EngineError(f"its sampling couldn't be set up: {error!r}")
-            self.failed.append((start.sequence, failure))
+            reason = EngineError(f"its sampling couldn't be set up: {error!r}")
+            self.failed.append((start.sequence, reason))
 
     def _occupy(self, start: SlotStart) -> None:
         sequence, slot = start.sequence, start.slot
@@ -100,15 +95,11 @@ class SamplingState:
                 row = mask.row(position, sequence.output_token_ids)
             except Exception as error:
                 del self._masks[slot]
-                reason = str(error) if isinstance(error, GrammarError) else repr(error)
-                message = f"the output can't go on under its grammar: {reason}"
-                self.failed.append((sequence, EngineError(message)))
-                continue
-            if row.any():
-                self._mask_rows.add(slot, row)
+                if not isinstance(error, JaxserveError):
+                    error = EngineError(f"its mask couldn't be built: {error!r}")
+                self.failed.append((sequence, error))
             else:
-                del self._masks[slot]
-                self.failed.append((sequence, UnprocessableError(NOTHING_LEFT)))
+                self._mask_rows.add(slot, row)
 
     def upload(self, tables: SamplingTables) -> SamplingTables:
         """The tables with all that is pending written; they are donated."""

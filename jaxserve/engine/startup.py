@@ -101,7 +101,8 @@ def step_programs(
     sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
     parts = ModelParts.split(model, limits.layout, sizes)
     width = -(-limits.max_model_len // limits.block_size)
-    return StepPrograms(parts, len(limits.layout.groups), width, vocab)
+    groups = len(limits.layout.groups)
+    return StepPrograms(parts, groups, width, vocab, one_by_one=machine.on_cpu)
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:

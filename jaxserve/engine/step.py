@@ -141,12 +141,14 @@ class StepPrograms:
         groups: cache groups G.
         width: block table width W.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
+        one_by_one: see sampling.sampler.sample.
     """
 
     parts: ModelParts
     groups: int
     width: int
     vocab: int
+    one_by_one: bool
 
     def _embed(self, bucket: Bucket) -> Callable[..., jax.Array]:
         def embed(ends: list[jax.Array], last_tokens: jax.Array, ints: jax.Array) -> jax.Array:
@@ -188,10 +190,11 @@ class StepPrograms:
         floats = jax.lax.bitcast_convert_type(own.floats, jnp.float32)
         asked = unpack(own.ints, floats, own.slots, own.output_positions)
         logits = self._logits(ends, rows)
-        ids = sample(logits, asked, tables)
-        output = StepOutput(
-            ids, token_logprobs(logits, jnp.maximum(ids, 0), asked.num_logprobs >= 0)
+        ids = sample(logits, asked, tables, self.one_by_one)
+        logprobs = token_logprobs(
+            logits, jnp.maximum(ids, 0), asked.num_logprobs >= 0, self.one_by_one
         )
+        output = StepOutput(ids, logprobs)
         kept = (own.keep > 0) & (ids >= 0)
         last_tokens = last_tokens.at[own.slots].set(jnp.where(kept, ids, last_tokens[own.slots]))
         tables = tables._replace(counts=count(tables.counts, own.slots, ids, kept))

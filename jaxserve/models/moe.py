@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 from jaxserve.models.config import MoEConfig
-from jaxserve.models.layers import param
+from jaxserve.models.layers import linear, param
 
 TILE = 16  # rows of one CPU matmul; always as many, since their bits may depend on it
 
@@ -72,7 +72,7 @@ class MoE(nnx.Module):
 
     def _route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights float32 and ids of each token's experts, both [T, N]."""
-        logits = jnp.einsum("te,xe->tx", x, self.router[...], preferred_element_type=jnp.float32)
+        logits = linear(x, self.router[...], jnp.dtype(jnp.float32))
         if self.router_bias is not None:
             logits += self.router_bias[...]
         weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), self.config.experts_per_token)

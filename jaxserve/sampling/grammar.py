@@ -7,27 +7,34 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from jaxserve.errors import InvalidRequestError, JaxserveError
+from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.sampling.processors import mask_words
 
 CACHED_GRAMMARS = 128
+MAX_SOURCE = 250_000  # characters; a rule of a few of them is a level of the compiler's recursion
+STEP_ITEMS = 10_000  # of a mask's parse: an ambiguous grammar would take seconds for more
+_REFUSED = "doesn't satisfy the grammar"  # of a token; its other errors are limits
 
 
-class GrammarError(JaxserveError):
-    """The output can't go on under its grammar."""
+class GrammarError(EngineError):
+    """The output broke its grammar, which its masks should have kept it from."""
 
 
 class Grammar:
-    """A compiled grammar; start() gives the state of an output that has yet to begin."""
+    """A compiled grammar; start() gives the state of an output that has yet to begin.
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
-        self._matcher, self._words = matcher, words
+    Args:
+        first: packed bits of the tokens that may come first.
+    """
+
+    def __init__(self, matcher: LLMatcher, first: np.ndarray) -> None:
+        self._matcher, self.first = matcher, first
 
     def start(self) -> GrammarState:
-        return GrammarState(self._matcher.deep_copy(), self._words)
+        return GrammarState(self._matcher.deep_copy(), len(self.first))
 
 
 class GrammarState:
@@ -44,7 +51,8 @@ class GrammarState:
         The array is reused by the next call.
 
         Raises:
-            GrammarError: they break the grammar, or it is too complex to follow.
+            GrammarError: they break the grammar.
+            InvalidRequestError: it is too complex to follow.
         """
         new = list(outputs[self._consumed :])
         self._consumed += len(new)
@@ -54,7 +62,7 @@ class GrammarState:
         else:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise GrammarError(_first_line(self._matcher.get_error()))
+            raise _error(self._matcher)
         return self._bits
 
 
@@ -69,6 +77,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer_json: str, vocab: int, eos_token_ids: Sequence[int]) -> None:
         self._words = mask_words(vocab)
+        self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=list(eos_token_ids))
         self._cached = lru_cache(CACHED_GRAMMARS)(self._compile)
 
@@ -77,16 +86,22 @@ class GrammarCompiler:
         return self._cached(_source(params))
 
     def _compile(self, source: str) -> Grammar:
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if not matcher.is_error():
-            # The costliest mask is often the first. What it finds is kept for all copies.
-            matcher.compute_bitmask()
-        if matcher.is_error():
+        if len(source) > MAX_SOURCE:
             raise InvalidRequestError(
-                f"the grammar can't be used: {_first_line(matcher.get_error())}",
+                f"the grammar has {len(source)} characters; at most {MAX_SOURCE} can be compiled: "
+                "shorten it",
                 "structured_outputs",
             )
-        return Grammar(matcher, self._words)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        first = np.zeros(self._words, np.int32)
+        if not matcher.is_error():
+            # The costliest mask is often the first. What it finds is kept for all copies.
+            matcher.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+        if matcher.is_error():
+            raise InvalidRequestError(
+                f"the grammar can't be used: {_first_line(matcher)}", "structured_outputs"
+            )
+        return Grammar(matcher, first)
 
 
 def _source(params: StructuredOutputsParams) -> str:
@@ -103,5 +118,16 @@ def _source(params: StructuredOutputsParams) -> str:
     return LLMatcher.grammar_from_json_schema(params.json)
 
 
-def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0] if message.strip() else "unknown reason"
+def _error(matcher: LLMatcher) -> GrammarError | InvalidRequestError:
+    """Why a matcher that has run into an error can't go on."""
+    reason = _first_line(matcher)
+    if _REFUSED in reason:
+        return GrammarError(f"the output can't go on under its grammar: {reason}")
+    return InvalidRequestError(
+        f"the grammar is too complex to follow, make it simpler: {reason}", "structured_outputs"
+    )
+
+
+def _first_line(matcher: LLMatcher) -> str:
+    message = matcher.get_error().strip()
+    return message.splitlines()[0] if message else "unknown reason"

@@ -29,17 +29,32 @@ class Logprobs(NamedTuple, Generic[Array]):
     top: Array
 
 
-def token_logprobs(logits: jax.Array, ids: jax.Array, wanted: jax.Array) -> Logprobs[jax.Array]:
-    """Logprobs of ids [R] under logits [R, V]; zeros, at no cost, unless some are wanted [R]."""
+def token_logprobs(
+    logits: jax.Array, ids: jax.Array, wanted: jax.Array, one_by_one: bool = False
+) -> Logprobs[jax.Array]:
+    """Logprobs of ids [R] under logits [R, V]; zeros, at no cost, unless some are wanted [R].
 
-    def nothing() -> Logprobs[jax.Array]:
-        rows, vocab = logits.shape
-        top = (rows, min(MAX_LOGPROBS, vocab))
+    Args:
+        one_by_one: see sampler.sample.
+    """
+
+    def nothing(rows: int = logits.shape[0]) -> Logprobs[jax.Array]:
+        top = (rows, min(MAX_LOGPROBS, logits.shape[-1]))
         return Logprobs(
             jnp.zeros(rows), jnp.zeros(rows, jnp.int32), jnp.zeros(top, jnp.int32), jnp.zeros(top)
         )
 
-    return jax.lax.cond(jnp.any(wanted), lambda: logprobs_of(logits, ids), nothing)
+    def one(row: tuple[jax.Array, jax.Array, jax.Array]) -> Logprobs[jax.Array]:
+        logits, own, wanted = (x[None] for x in row)
+        found = jax.lax.cond(wanted[0], lambda: logprobs_of(logits, own), lambda: nothing(1))
+        return Logprobs(*(x[0] for x in found))
+
+    def all_rows() -> Logprobs[jax.Array]:
+        found: Logprobs[jax.Array] = jax.lax.map(one, (logits, ids, wanted))
+        return found
+
+    some = all_rows if one_by_one else lambda: logprobs_of(logits, ids)
+    return jax.lax.cond(jnp.any(wanted), some, nothing)
 
 
 def logprobs_of(logits: jax.Array, ids: jax.Array) -> Logprobs[jax.Array]:

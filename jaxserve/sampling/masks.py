@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxserve.errors import UnprocessableError
 from jaxserve.sampling.grammar import Grammar, GrammarState
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import WORD, mask_words
@@ -42,6 +43,9 @@ class MaskRules:
 
         Args:
             bad_words: the token ids of params.bad_words.
+
+        Raises:
+            UnprocessableError: no token may come first.
         """
         early = params.min_tokens > 0 and bool(stop_ids)
         if not (early or bad_words or grammar or params.allowed_token_ids):
@@ -49,13 +53,35 @@ class MaskRules:
         allowed = np.full(vocab, params.allowed_token_ids is None)
         allowed[list(params.allowed_token_ids or ())] = True
         allowed[[word[0] for word in bad_words if len(word) == 1]] = False
-        return cls(
+        rules = cls(
             allowed,
             tuple(i for i in stop_ids if i < vocab),
             params.min_tokens if early else 0,
             tuple(tuple(word) for word in bad_words if len(word) > 1),
             grammar,
         )
+        rules.check_any(rules.row(0, ()) & (-1 if grammar is None else grammar.first), 0)
+        return rules
+
+    def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
+        """The packed mask [ceil(V / 32)] int32 of output token `position`, but for the grammar's
+        part."""
+        allowed = self.allowed
+        ended = [p[-1] for p in self.phrases if p[:-1] == tuple(outputs[-(len(p) - 1) :])]
+        early = self.stop_ids if position < self.min_tokens else ()
+        if ended or early:
+            allowed = allowed.copy()
+            allowed[[*ended, *early]] = False
+        return pack_mask(allowed)
+
+    @staticmethod
+    def check_any(row: np.ndarray, position: int) -> None:
+        """Raises UnprocessableError if a packed mask allows no token."""
+        if not row.any():
+            raise UnprocessableError(
+                f"the request rules out every token at output position {position}: loosen its "
+                "allowed_token_ids, bad_words, min_tokens or structured output"
+            )
 
     @property
     def needs_each_token(self) -> bool:
@@ -86,19 +112,14 @@ class TokenMask:
             outputs: the tokens before it, if the rules need them.
 
         Raises:
-            GrammarError: the outputs break the grammar, or it has grown too complex.
+            GrammarError: the outputs break the grammar.
+            InvalidRequestError: it has grown too complex.
+            UnprocessableError: no token is allowed.
         """
-        rules = self._rules
-        allowed = rules.allowed
-        ended = [p[-1] for p in rules.phrases if p[:-1] == tuple(outputs[-(len(p) - 1) :])]
-        early = rules.stop_ids if position < rules.min_tokens else ()
-        if ended or early:
-            allowed = allowed.copy()
-            allowed[[*ended, *early]] = False
-        row = pack_mask(allowed)
-        if self._grammar is None:
-            return row
-        row &= self._grammar.mask(outputs)
+        row = self._rules.row(position, outputs)
+        if self._grammar is not None:
+            row &= self._grammar.mask(outputs)
+        self._rules.check_any(row, position)
         return row
 
 

@@ -12,32 +12,55 @@ from jaxserve.sampling.rows import SamplingRows
 LANES = 256
 
 
-def sample(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> jax.Array:
+def sample(
+    logits: jax.Array, rows: SamplingRows, tables: SamplingTables, one_by_one: bool = False
+) -> jax.Array:
     """Token ids [S] int32 drawn from logits [S, V] float32; -1 where they aren't finite.
 
     Processors first (see there), then temperature, min_p, top_k, top_p and typical_p, then the
     draw, which depends on a row's seed and position alone. A batch whose rows are all greedy and
     plain costs an argmax; one without processors doesn't pay for them.
+
+    Args:
+        one_by_one: rows that aren't greedy and plain are handled one after another, as is best on a
+            CPU: XLA runs a branch on one core, where a row stays in its cache, and a step that
+            takes no branch needn't find memory for all rows' worth of it.
     """
-    processed = jnp.any(rows.processed)
-    # Outside the branches, where XLA's CPU backend runs it on one core; and a branch that gave back
-    # the logits themselves would have them copied in plain batches too, hence the zero.
+    # Outside the branches, to run on all cores.
     likeliest = _argmax(logits)
+    special = rows.processed | (rows.temperature > 0)
+
+    def choose(
+        logits: jax.Array, rows: SamplingRows, likeliest: jax.Array, special: jax.Array
+    ) -> jax.Array:
+        return jax.lax.cond(
+            jnp.any(special), lambda: _choose(logits, rows, tables, likeliest), lambda: likeliest
+        )
+
+    def one(row: tuple[jax.Array, SamplingRows, jax.Array, jax.Array]) -> jax.Array:
+        return choose(*jax.tree.map(lambda x: x[None], row))[0]
+
+    every = (logits, rows, likeliest, special)
+    if not one_by_one:
+        return choose(*every)
+    return jax.lax.cond(jnp.any(special), lambda: jax.lax.map(one, every), lambda: likeliest)
+
+
+def _choose(
+    logits: jax.Array, rows: SamplingRows, tables: SamplingTables, likeliest: jax.Array
+) -> jax.Array:
+    """Token ids [S] as the rows ask for them; `likeliest` are those of the unprocessed logits."""
+    processed, drawing = jnp.any(rows.processed), rows.temperature > 0
+    # A branch that gave back the logits themselves would have them copied in plain batches too.
     zero = jnp.where(processed, 1.0, 0.0)
 
-    def whole() -> jax.Array:
-        def change() -> tuple[jax.Array, jax.Array]:
-            changed = process(logits, rows, tables)
-            return changed, _argmax(changed)
+    def change() -> tuple[jax.Array, jax.Array]:
+        changed = process(logits, rows, tables)
+        return changed, _argmax(changed)
 
-        changed, best = jax.lax.cond(processed, change, lambda: (logits + zero, likeliest))
-        drawn = jax.lax.cond(
-            jnp.any(rows.temperature > 0), lambda: _draw(changed, rows), lambda: best
-        )
-        return jnp.where((rows.temperature > 0) & (best >= 0), drawn, best)
-
-    special = processed | jnp.any(rows.temperature > 0)
-    return jax.lax.cond(special, whole, lambda: likeliest)
+    changed, best = jax.lax.cond(processed, change, lambda: (logits + zero, likeliest))
+    drawn = jax.lax.cond(jnp.any(drawing), lambda: _draw(changed, rows), lambda: best)
+    return jnp.where(drawing & (best >= 0), drawn, best)
 
 
 def _argmax(logits: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -9,27 +10,32 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxserve.engine.core import MAX_FAULTS
+from jaxserve.engine import grammar_queue
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
-from jaxserve.errors import EngineError
+from jaxserve.engine.runner import Started
+from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 class Broken:
-    """Stands for a device: the next `times` steps of an engine raise."""
+    """Stands for a device: the next `times` steps of an engine raise; those without requests only
+    if `wholly`."""
 
-    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self._draw, self._left = llm.core._runner.draw, times
+    def __init__(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int, wholly: bool = False
+    ) -> None:
+        self._draw, self._left, self._wholly = llm.core._runner.draw, times, wholly
         monkeypatch.setattr(llm.core._runner, "draw", self)
 
-    def __call__(self, *args: Any) -> Any:
-        if self._left:
+    def __call__(self, started: Started) -> Any:
+        if self._left and (started.rows or self._wholly):
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._draw(*args)
+        return self._draw(started)
 
 
 def submit(llm: LLM, name: str, prompt: list[int]) -> None:
@@ -70,13 +76,21 @@ def test_those_that_wait_go_on(
     assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
 
 
-def test_an_engine_that_fails_again_and_again_gives_up(
+def test_requests_that_fail_step_after_step_do_not_end_the_engine(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Broken(llm, monkeypatch, times=MAX_FAULTS + 1)
-    for i in range(MAX_FAULTS):
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    Broken(llm, monkeypatch, times=10)
+    for i in range(10):
         submit(llm, str(i), prompts[0])
         assert [o.error_kind for o in drain(llm) if o.error] == ["EngineError"]
+    assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_an_engine_that_fails_without_requests_too_gives_up(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(llm, monkeypatch, times=2, wholly=True)
     submit(llm, "last", prompts[0])
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         drain(llm)
@@ -111,16 +125,72 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(llm: LLM, prompts: list[l
 def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: StructuredOutputsParams) -> None:
+    def broken(_: object) -> None:
         raise ValueError("no such vocabulary")
 
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     with monkeypatch.context() as patched:
-        patched.setattr(llm.core._grammars, "_compile", broken)
+        patched.setattr(llm.core._grammars, "_run", broken)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         with pytest.raises(EngineError, match="no such vocabulary"):
             llm.generate(prompts[0], params)
     assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_a_grammar_too_complex_to_follow_fails_that_request_alone(
+    llm: LLM, prompts: list[list[int]]
+) -> None:
+    """After one token: more alternatives than a parser's row may hold."""
+    expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    grammar = "start: " + " | ".join(f'"w{i} x"' for i in range(2100))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar))
+    llm.core.submit(llm._intake.submission("bad", prompts[0], params))
+    submit(llm, "good", prompts[1])
+    outputs = drain(llm)
+    (failure,) = [o for o in outputs if o.error]
+    assert (failure.request_id, failure.error_kind) == ("bad", "InvalidRequestError")
+    assert "too complex" in (failure.error or "")
+    assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, held, slow = GrammarCompiler.compile, threading.Event(), "[a-z]{3}"
+
+    def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
+        if params.regex == slow:
+            held.wait(60)
+        return compile_(self, params)
+
+    def submit_regex(name: str, regex: str) -> None:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
+        llm.core.submit(llm._intake.submission(name, [65], params))
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compiling)
+    submit_regex("slow", slow)
+    submit_regex("quick", "[0-9]{2}")
+    finished: list[str] = []
+    while "quick" not in finished:  # beside the slow one
+        finished += [o.request_id for o in llm.core.step() if o.finish_reason]
+    monkeypatch.setattr(grammar_queue, "LIMIT_S", 0.0)
+    (refused,) = drain(llm)
+    held.set()
+    assert (refused.request_id, refused.error_kind) == ("slow", "InvalidRequestError")
+    assert "to compile" in (refused.error or "")
+
+
+def test_a_deep_grammar_is_compiled_and_a_longer_one_refused(llm: LLM) -> None:
+    """A chain of rules, in which llguidance recurses."""
+    rules = "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(6000))
+    chain = f'start: r0\n{rules}\nr6000: "z"'
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(grammar=chain), max_tokens=3, temperature=0
+    )
+    assert llm.generate([65], params)[0].outputs[0].text in ("aaa", "aab", "ab", "b")
+    long = StructuredOutputsParams(regex="a" * MAX_SOURCE)
+    with pytest.raises(InvalidRequestError, match="characters"):
+        llm.generate([65], SamplingParams(structured_outputs=long))
 
 
 def test_samples_that_break_in_one_step_fail_their_request_alone(

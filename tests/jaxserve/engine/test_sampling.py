@@ -51,8 +51,35 @@ def test_a_bad_word_of_several_tokens_never_appears(llm: LLM, prompts: list[list
     assert (a, b) in pairwise(run(llm, prompts[1], **some).token_ids)
     bound = run(llm, prompts[1], bad_words=["AB"], **some).token_ids
     assert (a, b) not in pairwise(bound)
-    with pytest.raises(UnprocessableError, match="rule out every one"):
+    with pytest.raises(UnprocessableError, match="rules out every token at output position"):
         run(llm, prompts[1], bad_words=["AB", "AA"], **some)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"allowed_token_ids": [32], "bad_words": ["A"]},
+        {"allowed_token_ids": [257], "min_tokens": 2},
+        {"allowed_token_ids": [33], "structured_outputs": StructuredOutputsParams(regex="a+")},
+    ],
+)
+def test_a_request_that_rules_out_every_token_is_refused_before_it_starts(
+    llm: LLM, prompts: list[list[int]], kind: dict[str, Any]
+) -> None:
+    refused = llm.core.submit(llm._intake.submission("none", prompts[1], SamplingParams(**kind)))
+    news = [refused] if refused else []
+    while llm.core.has_work:
+        news += llm.core.step()
+    assert [o.error_kind for o in news] == ["UnprocessableError"]
+    assert "rules out every token at output position 0" in (news[0].error or "")
+
+
+def test_a_grammar_that_ends_too_early_fails_that_request_alone(
+    llm: LLM, prompts: list[list[int]]
+) -> None:
+    some = {"structured_outputs": StructuredOutputsParams(regex="abc"), "min_tokens": 5}
+    with pytest.raises(UnprocessableError, match="every token at output position 3"):
+        run(llm, prompts[1], **some)
 
 
 def test_a_space_can_be_a_bad_word(llm: LLM, prompts: list[list[int]]) -> None:

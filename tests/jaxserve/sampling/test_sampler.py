@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.sampling.logprobs import Logprobs, token_logprobs
 from jaxserve.sampling.masks import pack_mask
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
@@ -217,3 +219,31 @@ def test_the_smallest_typical_p_keeps_the_most_typical_token() -> None:
 def test_a_temperature_too_small_for_the_device_is_greedy() -> None:
     _, floats = pack(SamplingParams(temperature=1e-40), 0, False)
     assert floats[0] == 0.0
+
+
+def test_rows_handled_one_by_one_draw_what_they_draw_together() -> None:
+    """As a CPU handles them; some rows ask for nothing."""
+    n = 12
+    settings = rows(n)._replace(
+        temperature=jnp.arange(n, dtype=jnp.float32) % 3 / 2,
+        top_k=jnp.arange(n, dtype=jnp.int32) % 5,
+        top_p=jnp.where(jnp.arange(n) % 4 == 1, 0.7, 1.0),
+        masked=jnp.arange(n) % 4 == 2,
+        presence=jnp.where(jnp.arange(n) % 6 == 3, 1.5, 0.0),
+    )
+    logits = jnp.asarray(np.random.default_rng(1).normal(0, 2, (n, VOCAB)), jnp.float32)
+    logits = logits.at[5, 3].set(jnp.nan)
+    tables = SamplingTables(*map(jnp.asarray, TABLES))
+    wanted = jnp.arange(n) % 2 == 0
+
+    @partial(jax.jit, static_argnums=0)
+    def step(one_by_one: bool) -> tuple[jax.Array, Logprobs[jax.Array]]:
+        ids = sample_with_tables(logits, settings, tables, one_by_one)
+        return ids, token_logprobs(logits, jnp.maximum(ids, 0), wanted, one_by_one)
+
+    (ids, logprobs), (alone, own) = step(False), step(True)
+    assert ids[5] == -1
+    np.testing.assert_array_equal(alone, ids)
+    for together, single in zip(logprobs, own, strict=True):
+        np.testing.assert_allclose(single[wanted], together[wanted], rtol=1e-6)
+        assert not np.asarray(single)[~wanted].any()

@@ -1,0 +1,29 @@
+"""Grammars by llguidance, with a real tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.grammar import GrammarCompiler
+from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.text.tokenizer import load_tokenizer
+
+
+def test_a_grammar_ambiguous_beyond_measure_is_refused(demo_model: Path) -> None:
+    """One mask of it takes minutes if it isn't stopped; here it is the first, and the second."""
+    tokenizer = load_tokenizer(demo_model)
+    compiler = GrammarCompiler(
+        tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids
+    )
+    rules = [f"e: {' | '.join(f'e{i}' for i in range(20))}"]
+    rules += [f'e{i}: e e | "a" e | /[a-z]/ e | /[a-z{i % 9}]/' for i in range(20)]
+    text = "\n".join(rules)
+    with pytest.raises(InvalidRequestError, match="can't be used"):
+        compiler.compile(StructuredOutputsParams(grammar=f"start: e\n{text}"))
+    grammar = compiler.compile(StructuredOutputsParams(grammar=f'start: "\\n" e\n{text}'))
+    (newline,) = tokenizer.encode("\n")
+    with pytest.raises(InvalidRequestError, match="too complex"):
+        grammar.start().mask([newline])

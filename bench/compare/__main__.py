@@ -163,13 +163,25 @@ def figures(load: Load) -> dict[str, float]:
     return kept  # type: ignore[return-value]
 
 
+def facts_of(results: Results) -> dict[str, str]:
+    """What to know beside the figures: the machine, and what each engine is."""
+    facts = {"Machine": page.machine(), "Date": datetime.date.today().isoformat()}
+    facts[page.OTHERS] = f"{results.worst('others_share'):.0%} at most"
+    for engine in all_engines():
+        if engine.name in results.engines() and not engine.missing:
+            facts[engine.name] = "; ".join(filter(None, [engine.read_version(), engine.note]))
+    return facts
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, help="folder of records, table and figures")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--engines", nargs="+", default=[""], help="parts of the names of some")
+    parser.add_argument(
+        "--engines", nargs="*", default=[""], help="parts of their names; none only draws again"
+    )
     parser.add_argument("--concurrency", type=float, nargs="*", default=[1, 4, 8, 16, 32])
     parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1, 2])
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one load")
@@ -188,23 +200,19 @@ def main() -> None:
     points += [Point("rate", value) for value in args.rates]
     engines = [e for e in all_engines() if any(part in e.name for part in args.engines)]
     runner = Runner(args.out, weights.write(weights.default_folder()), args.limit)
-    facts = {"Machine": page.machine(), "Date": datetime.date.today().isoformat()}
     first = len(records.read(args.out / "records.jsonl"))
     try:
         for engine in engines:
             reason = runner.start(engine)
             if reason is not None:
                 runner.note(engine, points[0], 0, reason)
-            else:
-                facts[engine.name] = "; ".join(filter(None, [engine.read_version(), engine.note]))
         for number in range(args.rounds):
             for engine in engines:
                 runner.measure(engine, points, seed=first + number)
     finally:
         runner.stop()
     results = Results(records.read(args.out / "records.jsonl"))
-    facts[page.OTHERS] = f"{results.worst('others_share'):.0%} at most"
-    page.write(args.out, results, facts)
+    page.write(args.out, results, facts_of(results))
     print((args.out / "compare.md").read_text())
     print(json.dumps(page.flat(results)))
 

@@ -24,7 +24,6 @@ from jaxserve.engine.client import EngineClient
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
-LONGEST_PROMPT = 200
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.0, "logprobs": 3},
@@ -42,13 +41,14 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 Job = tuple[list[int], SamplingParams]
 
 
-def jobs(count: int, longest_output: int, vocab: int, seed: int) -> list[Job]:
+def jobs(count: int, context: int, longest_output: int, vocab: int, seed: int) -> list[Job]:
     """A third of the prompts begin alike, so that the prefix cache is in use."""
     rng = random.Random(seed)
-    shared = [rng.randrange(10, vocab - 10) for _ in range(LONGEST_PROMPT)]
+    longest_prompt = context - longest_output
+    shared = [rng.randrange(10, vocab - 10) for _ in range(longest_prompt)]
     found = []
     for i in range(count):
-        length = min(LONGEST_PROMPT, 1 + int(rng.expovariate(1 / 60)))
+        length = min(longest_prompt, 1 + int(rng.expovariate(1 / 60)))
         ids = [rng.randrange(10, vocab - 10) for _ in range(length)]
         if i % 3 == 0:
             kept = rng.randrange(length)
@@ -87,7 +87,7 @@ async def under_load(
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = EngineConfig(
         args.model,
-        max_model_len=256,
+        max_model_len=args.context,
         max_num_seqs=16,
         max_num_batched_tokens=128,
         kv_cache_memory=int(args.pool_mib * MIB),
@@ -96,7 +96,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     client = await EngineClient.start(config)
     try:
-        wanted = jobs(args.requests, args.longest_output, client.ready.vocab_size, args.seed)
+        context, vocab = client.ready.max_model_len, client.ready.vocab_size
+        wanted = jobs(args.requests, context, args.longest_output, vocab, args.seed)
         begin = time.monotonic()
         loaded = await under_load(client, wanted, 32, random.Random(args.seed))
         load_s = time.monotonic() - begin
@@ -130,6 +131,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--longest-output", type=int, default=24)
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)

@@ -27,6 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import zmq
+import zmq.asyncio
+
+from jaxserve.engine import messages
 
 FLAGS = (
     *("--max-num-seqs", "64", "--max-num-batched-tokens", "128", "--max-model-len", "1024"),
@@ -61,6 +65,42 @@ class Server:
 
     def wait(self) -> int:
         return self.process.wait(60)
+
+
+class Readings:
+    """What the engine says of itself, heard as a further client of it hears it: to ask the server
+    would keep it from what is measured."""
+
+    NUMBER = 1000
+
+    def __init__(self, server: Server) -> None:
+        command = Path(f"/proc/{server.engine_pid}/cmdline").read_text().split("\0")
+        folder = command[command.index("jaxserve.engine.process") + 1]
+        context = zmq.asyncio.Context.instance()
+        self._inbox, self._outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        self._inbox.bind(messages.from_engine(folder, self.NUMBER))
+        self._outbox.connect(messages.to_engine(folder))
+
+    async def __aenter__(self) -> Readings:
+        await self._outbox.send(messages.encode(messages.Attach(self.NUMBER)))
+        for _ in range(2):  # Fetched and Ready
+            await self._inbox.recv()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._inbox.close(linger=0)
+        self._outbox.close(linger=0)
+
+    async def until(self, idle: bool) -> float:
+        """The time (time.monotonic()) of the first reading from now on with nothing running,
+        nothing waiting and no block held, or with something."""
+        async with asyncio.timeout(60):
+            while True:
+                news = messages.decode_to_client(await self._inbox.recv())
+                assert isinstance(news, messages.Outputs)
+                now = news.stats.scheduler
+                if idle is not any((now.running, now.waiting, now.blocks_used)):
+                    return time.monotonic()
 
 
 async def figure(http: aiohttp.ClientSession, name: str) -> float:
@@ -145,18 +185,21 @@ async def abort(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
     found = {}
     for stream in (True, False):
         times = []
-        for _ in range(20):
-            asked = http.post("/v1/completions", json=LONG | {"stream": stream})
-            task = asyncio.create_task(asked.__aenter__())
-            while await figure(http, "vllm:num_requests_running") == 0:
-                await asyncio.sleep(0.005)
-            if stream:
-                response = await task
-                await anext(events(response))
-                response.close()
-            else:
-                task.cancel()
-            times.append(await until_idle(http))
+        async with Readings(server) as readings:
+            for _ in range(20):
+                asked = http.post("/v1/completions", json=LONG | {"stream": stream})
+                task = asyncio.create_task(asked.__aenter__())
+                await readings.until(idle=False)
+                if stream:
+                    response = await task
+                    await anext(events(response))
+                await asyncio.sleep(RANDOM.uniform(0.0, 0.3))  # at any point of a step
+                left = time.monotonic()
+                if stream:
+                    response.close()
+                else:
+                    task.cancel()
+                times.append(await readings.until(idle=True) - left)
         name = "streaming" if stream else "whole"
         found[f"{name}_max_ms"] = round(max(times) * 1000, 1)
         found[f"{name}_median_ms"] = round(sorted(times)[10] * 1000, 1)

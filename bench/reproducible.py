@@ -24,7 +24,7 @@ from jaxserve.engine.client import EngineClient
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
-LONGEST_PROMPT, LONGEST_OUTPUT = 200, 24
+LONGEST_PROMPT = 200
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.0, "logprobs": 3},
@@ -42,7 +42,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 Job = tuple[list[int], SamplingParams]
 
 
-def jobs(count: int, vocab: int, seed: int) -> list[Job]:
+def jobs(count: int, longest_output: int, vocab: int, seed: int) -> list[Job]:
     """A third of the prompts begin alike, so that the prefix cache is in use."""
     rng = random.Random(seed)
     shared = [rng.randrange(10, vocab - 10) for _ in range(LONGEST_PROMPT)]
@@ -53,7 +53,7 @@ def jobs(count: int, vocab: int, seed: int) -> list[Job]:
         if i % 3 == 0:
             kept = rng.randrange(length)
             ids[:kept] = shared[:kept]
-        params = SamplingParams(ignore_eos=True, max_tokens=rng.randint(1, LONGEST_OUTPUT), seed=i)
+        params = SamplingParams(ignore_eos=True, max_tokens=rng.randint(1, longest_output), seed=i)
         options = rng.choice(OPTIONS)
         if "min_tokens" in options:
             options = options | {"min_tokens": min(options["min_tokens"], params.max_tokens or 0)}
@@ -96,7 +96,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     client = await EngineClient.start(config)
     try:
-        wanted = jobs(args.requests, client.ready.vocab_size, args.seed)
+        wanted = jobs(args.requests, args.longest_output, client.ready.vocab_size, args.seed)
         begin = time.monotonic()
         loaded = await under_load(client, wanted, 32, random.Random(args.seed))
         load_s = time.monotonic() - begin
@@ -130,6 +130,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--longest-output", type=int, default=24)
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--pool-mib", type=float, default=40.0)

@@ -234,7 +234,7 @@ def main() -> None:
     file = args.folder / "scaling.json"
     if not args.redraw:
         quick = args.quick
-        steps = 8 if quick else 30
+        steps = 8 if quick else 20
         contexts = (128, 512) if quick else (128, 512, 1024, 2048, 4096)
         batches = (1, 8) if quick else (1, 2, 4, 8, 16, 32)
         pools = () if quick else (256, 4096)
@@ -242,7 +242,7 @@ def main() -> None:
         figures = decodes(bench, "context", [(str(c), 1, c) for c in contexts], steps)
         figures |= decodes(bench, "batch", [(str(b), b, 128) for b in batches], steps)
         figures |= decodes(bench, "pool", [("1024", 8, 128)], steps)
-        figures |= gain(bench, *((2, 1) if quick else (12, 5)))
+        figures |= gain(bench, *((2, 1) if quick else (8, 3)))
         figures |= cost(bench, 2 if quick else 6)
         bench.close()
         for pool in pools:

@@ -6,7 +6,7 @@ replaced by contiguous reservation and by the paper's three versions of Orca.
 memory, blocks and latency: OPT-13B with 12 GB of KV on an A100, on a virtual clock: the real
 scheduler plans every step, and a roofline says how long it takes. real: the same on our engine with
 the demo model on this machine, its step times fitted, and real runs beside what the clock says of
-the same arrivals. sharing: blocks saved by parallel samples and by beams (the demo model's).
+the same arrivals. samples and beams: blocks saved by sharing; the beams are the demo model's.
 figures: drawn from the results file, to which each part adds; they need matplotlib.
 
 Limits: traces are log-normal lengths with the paper's means, minutes long where the paper's take an
@@ -55,7 +55,7 @@ BLOCK_RATES = {"sharegpt-like": 2.5, "alpaca-like": 70.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REAL_RATES = (1.0, 2.0)
 WIDTHS = (2, 4, 6)
-PARTS = ("memory", "blocks", "latency", "real", "sharing", "figures")
+PARTS = ("memory", "blocks", "latency", "real", "samples", "beams", "figures")
 
 
 def curves(
@@ -124,7 +124,7 @@ def real(results: found.Results, quick: bool) -> None:
     rates |= {f"step_{b.tokens}x{b.rows}_ms": 1e3 * s for b, s in cost.constants.items()}
     results["real"], steps = [], []
     for rate in REAL_RATES:
-        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 30) / rate, SCALE, seed=1)
+        arrivals = make_arrivals("sharegpt-like", rate, (6 if quick else 24) / rate, SCALE, seed=1)
         for system in (PAGED, MAX):
             run = drive(llm, system, arrivals)
             steps += run.steps
@@ -149,18 +149,23 @@ def real(results: found.Results, quick: bool) -> None:
     curves(results, "measured", CONFIG, cost, CPU_RATES, quick, SCALE)
 
 
-def sharing(results: found.Results, quick: bool) -> None:
-    from bench.paper.sharing import beam_saving, parallel_saving
-    from jaxserve import LLM
+def samples(results: found.Results, quick: bool) -> None:
+    from bench.paper.sharing import parallel_saving
 
     results["parallel"] = {
-        trace: {n: parallel_saving(trace, n, 20 if quick else 100) for n in WIDTHS}
+        trace: {str(n): parallel_saving(trace, n, 20 if quick else 60) for n in WIDTHS}
         for trace in TRACES
     }
+
+
+def beams(results: found.Results, quick: bool) -> None:
+    from bench.paper.sharing import beam_saving
+    from jaxserve import LLM
+
     llm = LLM("smollm2-135m", progress=False, enable_prefix_caching=False)
     counts = {"sharegpt-like": 0 if quick else 2, "alpaca-like": 1 if quick else 5}
     results["beams"] = {
-        trace: {n: beam_saving(llm, trace, n, count) for n in WIDTHS}
+        trace: {str(n): beam_saving(llm, trace, n, count) for n in WIDTHS}
         for trace, count in counts.items()
         if count
     }
@@ -176,7 +181,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("build/paper/paper.json"))
     args = parser.parse_args()
     results = found.load(args.results)
-    for part in (memory, blocks, latency, real, sharing):
+    for part in (memory, blocks, latency, real, samples, beams):
         if part.__name__ in args.parts:
             part(results, args.quick)
             found.save(results, args.results)

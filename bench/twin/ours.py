@@ -27,7 +27,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.rope import inverse_frequencies
 
 SEQS, BUDGET = 32, 1024
-KV_BYTES = 7 * 2**28  # 32 sequences of 1,024 tokens of the demo model, and more
+KV_TOKENS = 36_864  # 32 sequences of 1,024 tokens, what they answer, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class OurRunner:
             for step in steps:
                 begin = time.perf_counter()
                 run = runner._steps[step.bucket]
-                state, output, *_ = run(runner._params, state, step.ints, step.draws)
+                state, _, rows = run.layers(runner._params, state, step.ints)
+                state, output = run.sample(runner._params, state, rows, step.draws)
                 ids.append(np.asarray(output.ids)[: step.rows])
                 taken.append(time.perf_counter() - begin)
             runner._state = state
@@ -147,6 +148,8 @@ def measure(
     Leaves in `folder` what the twin needs.
     """
     shape = export(checkpoints.pull(name), folder)
+    elements = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]
+    token_bytes = elements * jnp.dtype(dtype).itemsize
     if cold:
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
     llm = LLM(
@@ -155,7 +158,7 @@ def measure(
         dtype=dtype,
         max_num_seqs=SEQS,
         max_num_batched_tokens=BUDGET,
-        kv_cache_memory=KV_BYTES,
+        kv_cache_memory=KV_TOKENS * token_bytes,
         enable_prefix_caching=False,
     )
     recorded = record(Recorder(llm), sizes)

@@ -20,7 +20,7 @@ from jaxserve.bench.datasets import LENGTHS
 from jaxserve.engine.batch import DrawRows, StepInts, int_shapes, split
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.handle import StepHandle
-from jaxserve.engine.runner import HostBuffers
+from jaxserve.engine.runner import HostBuffers, Started
 from jaxserve.engine.step import StepOutput
 
 Prompts = list[tuple[list[int], int]]  # token ids, and the tokens of the answer
@@ -73,24 +73,28 @@ class Recorder:
         self._runner: Any = llm.core._runner
         self._steps: list[Recorded] = []
         self._count = 0
-        rows = self._core._scheduler.config.max_num_seqs
-        self._zeros = jax.device_put(np.zeros(max(rows, 4), np.int32))
+        rows = max(bucket.drawn for bucket in self._runner._steps)
+        self._zeros = jax.device_put(np.zeros(rows, np.int32))
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        run = self._runner._run
-        self._runner._run = self._keep
+        start, draw = self._runner._start, self._runner.draw
+        self._runner._start, self._runner.draw = self._keep, self._answer
         try:
             yield
         finally:
-            self._runner._run = run
+            self._runner._start, self._runner.draw = start, draw
             self._core.reset_prefix_cache()  # nothing was computed
 
-    def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> StepHandle:
+    def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> Started:
         width, size = buffers.batch.block_tables.shape[-1], self._llm.config.block_size
         ints, draws = buffers.ints.copy(), buffers.draws.copy()
         self._steps.append(Recorded(bucket, ints, draws, rows, width, size))
-        return StepHandle(StepOutput(self._zeros, None), rows)  # type: ignore[arg-type]
+        step = self._runner._steps[bucket]
+        return Started(step, buffers, rows, self._zeros, self._zeros, [], None)
+
+    def _answer(self, started: Started) -> StepHandle:
+        return StepHandle(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]
 
     def _submit(self, prompts: Prompts) -> None:
         for ids, tokens in prompts:

@@ -70,19 +70,19 @@ class Twin:
         self.kv_heads, self.head_dim = shape["kv_heads"], shape["head_dim"]
         self.eps, self.page = shape["eps"], shape["block_size"]
 
-        def take(name: str, rows: int | None = None) -> torch.Tensor:
+        def take(name: str, inputs: int | None = None) -> torch.Tensor:
             """A parameter; a matrix as F.linear wants it, [out, in]."""
             value = weights[name]
-            if rows is not None:
-                value = value.reshape(rows, -1).t()
+            if inputs is not None:
+                value = value.reshape(-1, inputs)
             return value.to(device, dtype).contiguous()
 
         self.embedding = take("embed.embedding")
         hidden = self.embedding.shape[1]
         self.head = take("head.embedding") if "head.embedding" in weights else self.embedding
         self.norm = take("norm.scale")
-        inner = weights["layers.0.mlp.down"].shape[0]
-        attended = weights["layers.0.attention.out"].shape[:2].numel()
+        inner = weights["layers.0.mlp.down"].shape[1]
+        attended = weights["layers.0.attention.out"].shape[1:].numel()
         self.layers = [
             (
                 take(f"layers.{i}.input_norm.scale"),

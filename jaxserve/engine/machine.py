@@ -29,16 +29,20 @@ _COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
 
 def prepare_gpu(share: float) -> None:
-    """Lets XLA take this share of a GPU's memory, where its own default is three quarters, and
-    launch branches and loops without the host.
+    """Lets XLA take this share of a GPU's memory, where its own default is three quarters, launch
+    branches and loops without the host, and compute nothing twice to save memory.
 
     Without effect once this process has used the device. The user's own settings of XLA win.
     """
     if not any(name in os.environ for name in _FRACTIONS):
         os.environ[_FRACTIONS[0]] = str(share)
+    if importlib.util.find_spec("jax_plugins") is None:
+        return  # no plugin, no GPU; and options are part of the keys of the compilation cache
+    # XLA finds weights and pool more than its limit (80 % of the memory), and would compute angles
+    # and tiles anew in every layer.
+    jax.config.update("jax_compiler_enable_remat_pass", False)
     flags = os.environ.get("XLA_FLAGS", "")
-    # No plugin, no GPU: and any flag is part of the keys of the compilation cache.
-    if importlib.util.find_spec("jax_plugins") is not None and _COMMAND_BUFFERS not in flags:
+    if _COMMAND_BUFFERS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_COMMAND_BUFFERS}=+CONDITIONAL,+WHILE".strip()
 
 

@@ -51,9 +51,18 @@ class Crew:
     @classmethod
     @asynccontextmanager
     async def of(
-        cls, engine: EngineConfig, server: ServerConfig, folder: Path, port: int, created: int
+        cls,
+        engine: EngineConfig,
+        server: ServerConfig,
+        folder: Path,
+        port: int,
+        created: int,
+        stopping: asyncio.Event,
     ) -> AsyncIterator[Crew]:
         """All `server.api_workers` but the first, listening; ended afterwards.
+
+        Args:
+            stopping: set once the server is to stop: whoever stops it may have ended them too.
 
         Raises:
             EngineDeadError: one can't start; its own messages say why.
@@ -65,7 +74,7 @@ class Crew:
                 crew.processes.append(await _start(order))
             for process in crew.processes:
                 assert process.stdout is not None
-                if await process.stdout.readline() != READY:
+                if await process.stdout.readline() != READY and not stopping.is_set():
                     raise EngineDeadError(
                         f"a server process ended with status {await process.wait()} before it was "
                         "ready; its messages are above"

@@ -131,7 +131,7 @@ async def serve(
         port = sock.getsockname()[1]
         async with (
             doors.open(client, sock, peers, created) as (serving, site),
-            Crew.of(engine, config, client.folder, port, created) as crew,
+            Crew.of(engine, config, client.folder, port, created, stop.asked) as crew,
         ):
             announce(_url(sock, doors.tls), serving.names[0], time.monotonic() - begin)
             for left in reversed(range(config.engine_restarts)):
@@ -172,7 +172,7 @@ async def until_stopped(
     lost = asyncio.create_task(crew.wait_one())
     try:
         await _any(dead, lost, stop.asked.wait())
-        failure = "a server process died" if lost.done() else None
+        failure = None if stop.asked.is_set() else "a server process died"
         serving.admission.close()
         crew.tell(STOP)
         await site.stop()

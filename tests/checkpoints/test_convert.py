@@ -57,12 +57,14 @@ def test_gguf_comes_back_bit_for_bit(demo_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.slow
 def test_any_type(tiny_llama: Path, tmp_path: Path, dtype: str) -> None:
     convert(tiny_llama, tmp_path / "orbax", dtype)
     kind = jnp.dtype(dtype)
     assert_same(load_model(tiny_llama, kind, False), load_model(tmp_path / "orbax", kind, False))
 
 
+@pytest.mark.slow
 def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: Path) -> None:
     convert(tiny_llama, tmp_path / "orbax", "int8")
     stored = open_checkpoint(tmp_path / "orbax")

@@ -60,6 +60,7 @@ def test_two_processes_at_once(packaged: PackagedModel) -> None:
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_another_file_than_published_is_refused(packaged: PackagedModel) -> None:
     first, second = packaged.parts
     for changed in (

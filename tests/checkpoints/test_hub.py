@@ -173,6 +173,7 @@ def test_a_gguf_file_of_a_repository(run_pull: Pull, name: str) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_refusals_say_what_to_change(
     hub: Hub, run_pull: Pull, model: str, environment: dict[str, str], message: str
 ) -> None:

@@ -37,6 +37,7 @@ def bits(output: CompletionOutput) -> tuple[Any, ...]:
     return output.token_ids, output.logprobs, output.finish_reason
 
 
+@pytest.mark.slow
 def test_alone_in_company_preempted_and_from_the_cache(
     engine: LLM, prompts: list[list[int]]
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from checkpoints.convert import convert
 from jaxserve.engine.llm import LLM
 from jaxserve.sampling.params import SamplingParams
 
 
+@pytest.mark.slow
 def test_orbax_serves_the_same_bits(
     tiny_llama: Path, tmp_path: Path, llm: LLM, llm_settings: dict[str, Any], prompts: Any
 ) -> None:

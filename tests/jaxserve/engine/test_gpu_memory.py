@@ -58,6 +58,7 @@ def test_xla_is_given_the_share_unless_the_user_has(monkeypatch: pytest.MonkeyPa
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
 
+@pytest.mark.slow
 def test_no_import_of_the_engine_makes_a_client() -> None:
     """Or the share would come too late."""
     script = (

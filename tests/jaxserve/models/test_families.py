@@ -27,6 +27,8 @@ from jaxserve.text.tokenizer import load_tokenizer
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
+QUICK = ("gemma3", "llama3", "mixtral")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 BLOCK, WIDTH, TOKENS, CHUNK, NEW_TOKENS = 8, 8, 24, 7, 6
 
 
@@ -85,7 +87,7 @@ def run(model: LoadedModel, sequences: list[np.ndarray]) -> list[np.ndarray]:
     return [np.concatenate(parts) for parts in out]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_of_three_sequences_in_one_batch(
     name: str, tmp_path: Path, record_property: Any
 ) -> None:

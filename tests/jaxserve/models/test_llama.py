@@ -53,7 +53,10 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "chunk",
+    [1, pytest.param(7, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)],
+)
 def test_tiny_llama_in_chunks(
     tiny_llama: Path, tiny_llama_golden: dict[str, Any], chunk: int
 ) -> None:

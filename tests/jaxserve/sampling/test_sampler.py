@@ -148,6 +148,7 @@ def test_draws_follow_the_distribution(settings: dict[str, float]) -> None:
     assert chi_square < CHI_SQUARE_63_P_1E_6
 
 
+@pytest.mark.slow
 def test_draws_reach_every_run_of_a_long_vocabulary_and_no_token_without_weight() -> None:
     weights = np.zeros(1000, np.float32)
     weights[[0, 255, 256, 700, 999]] = [1, 2, 3, 4, 10]  # both ends, both sides of a run's edge
@@ -176,6 +177,7 @@ def test_greedy_and_drawn_rows_mix() -> None:
     assert len(set(ids[1::2])) > 5
 
 
+@pytest.mark.slow
 def test_seeds_differ_in_their_high_word_too_and_positions_count() -> None:
     logits = jnp.zeros((3, 4096))
     base = rows(3)._replace(seed=jnp.zeros((3, 2), jnp.uint32))
@@ -221,6 +223,7 @@ def test_a_temperature_too_small_for_the_device_is_greedy() -> None:
     assert floats[0] == 0.0
 
 
+@pytest.mark.slow
 def test_rows_handled_one_by_one_draw_what_they_draw_together() -> None:
     """As a CPU handles them; some rows ask for nothing."""
     n = 12

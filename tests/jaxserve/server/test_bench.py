@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 
 def bench(server: Any, *words: str, code: int = 0) -> dict[str, Any]:
     """The last line of a run."""
@@ -24,6 +26,7 @@ def bench(server: Any, *words: str, code: int = 0) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.slow
 def test_a_rate_of_requests_with_a_shared_prefix(tiny_server: Any) -> None:
     line = bench(
         tiny_server,
@@ -41,6 +44,7 @@ def test_a_rate_of_requests_with_a_shared_prefix(tiny_server: Any) -> None:
     assert 0 < line["mean_ttft_ms"] <= line["p99_ttft_ms"] <= line["p99_e2el_ms"]
 
 
+@pytest.mark.slow
 def test_a_conversation_is_told_whole_each_time(tiny_server: Any) -> None:
     line = bench(
         tiny_server,
@@ -52,6 +56,7 @@ def test_a_conversation_is_told_whole_each_time(tiny_server: Any) -> None:
     assert line["prompt_tokens"] > 2 * (3 + 2 + 1) * 5 * 4
 
 
+@pytest.mark.slow
 def test_what_the_server_refuses_is_counted_by_its_status(tiny_server: Any) -> None:
     line = bench(tiny_server, "--num-prompts", "2", "--output-tokens", "5000", code=1)
     assert (line["completed"], line["failed"], line["failed_http_400"]) == (0, 2, 2)

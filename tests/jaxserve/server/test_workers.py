@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,18 @@ async def test_a_death_is_told_and_ends_them_all(
             os.kill(others.pop(), signal.SIGKILL)
     assert await asyncio.to_thread(server.wait) == 1
     assert f"jaxserve: {victim} died" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[..., Any]) -> None:
+    server = start_tiny(*FLAGS, wait=False)
+    while len(server.find_family()) < PROCESSES:
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    for pid in (server.process.pid, *server.family):
+        os.kill(pid, signal.SIGTERM)
+    assert server.wait() == 0
     assert "Traceback" not in server.errors()
 
 

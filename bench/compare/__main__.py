@@ -129,6 +129,8 @@ class Runner:
 
     def stop(self) -> None:
         for server in self._servers.values():
+            server.terminate()
+        for server in self._servers.values():
             server.stop()
 
     def _too_slow(self, point: Point) -> str:

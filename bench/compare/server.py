@@ -35,6 +35,7 @@ class Server:
         assert engine.program is not None
         port = _free_port()
         self.url, self._log = f"http://127.0.0.1:{port}", log
+        self._doomed: list[int] = []
         began = time.perf_counter()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -57,14 +58,18 @@ class Server:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def stop(self) -> None:
-        """Ends it and all that it has started."""
-        family = self.family()
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self._doomed = self._doomed or self.family()  # later its children are nobody's
         self.resume()
         self._process.terminate()
+
+    def stop(self) -> None:
+        """Ends it and all that it has started."""
+        self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        for pid in family:
+        for pid in self._doomed:
             _send(pid, signal.SIGKILL)
         self._process.wait()
 

@@ -106,6 +106,33 @@ async def test_a_death_is_told_and_ends_them_all(
 
 
 @pytest.mark.slow
+async def test_each_notices_an_engine_that_is_stuck(start_tiny: Callable[..., Any]) -> None:
+    """Though one alone has asked it for something."""
+    server = start_tiny(*FLAGS, "--stall-timeout", "1")
+    async with visitor(server) as http:
+
+        async def health() -> set[int]:
+            answers = await asyncio.gather(*(http.get("/health") for _ in range(24)))
+            return {answer.status for answer in answers}
+
+        stream = await http.post("/v1/completions", json=LONG)
+        while (await scrape(http))["vllm:num_requests_running"] < 1:
+            await asyncio.sleep(0.05)
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                while await health() != {503}:
+                    await asyncio.sleep(0.1)
+        finally:
+            os.kill(server.engine_pid, signal.SIGCONT)
+        assert await last_event(stream) == "[DONE]"
+        while (await scrape(http))["vllm:num_requests_running"]:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        assert await health() == {200}
+
+
+@pytest.mark.slow
 def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[..., Any]) -> None:
     server = start_tiny(*FLAGS, wait=False)
     while len(server.find_family()) < PROCESSES:

@@ -205,7 +205,9 @@ class EngineClient:
 
     @property
     def _owed(self) -> bool:
-        return bool(self._asked) or any(not stream.ended for stream in self._streams.values())
+        # Other clients' requests, of which its readings tell, have it give signs to all.
+        busy = bool(self._asked) or self.stats.scheduler.running > 0
+        return busy or any(not stream.ended for stream in self._streams.values())
 
     async def wait_dead(self) -> None:
         """Returns once the engine process has ended, for whatever reason."""

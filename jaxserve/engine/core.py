@@ -21,7 +21,13 @@ from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, UnprocessableError
+from jaxserve.errors import (
+    EngineError,
+    InvalidRequestError,
+    JaxserveError,
+    OverloadedError,
+    UnprocessableError,
+)
 from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
@@ -167,8 +173,8 @@ class EngineCore:
             return _refusal(message, "InvalidRequestError", error)
         except UnprocessableError as error:
             return _refusal(message, UnprocessableError.__name__, error)
-        except QueueFullError as error:
-            return _refusal(message, "OverloadedError", error)
+        except (OverloadedError, QueueFullError) as error:
+            return _refusal(message, OverloadedError.__name__, error)
         except Exception as error:  # whatever it is, it is this request's alone
             log.exception("request %s can't be taken in", message.request_id)
             self.abort(message.request_id)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxserve.engine.messages import Submit
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import InvalidRequestError, JaxserveError, OverloadedError
 from jaxserve.sampling.grammar import Grammar, GrammarCompiler
 from jaxserve.text.tokenizer import Tokenizer
 
 THREADS = 4  # they hold no lock while they compile, and a slow grammar holds up but one
 STACK_BYTES = 2**28  # llguidance recurses rule by rule, and an overflow would end the process
 LIMIT_S = 10.0
+WAIT_S = 60.0  # for a thread: none may ever be free again
 
 
 @dataclass(slots=True, eq=False)
@@ -22,20 +23,33 @@ class _Job:
     """A request whose grammar is wanted.
 
     Args:
-        began: when its compilation did, by time.monotonic().
+        since: when it came, by time.monotonic().
+        began: when its compilation did.
     """
 
     message: Submit
+    since: float = field(default_factory=time.monotonic)
     began: float | None = None
 
-    @property
-    def overdue(self) -> bool:
-        return self.began is not None and time.monotonic() - self.began > LIMIT_S
+    def overdue(self) -> JaxserveError | None:
+        """Why it is given up, if it is."""
+        now, began = time.monotonic(), self.began
+        if began is None:
+            if now - self.since <= WAIT_S:
+                return None
+            return OverloadedError("too many grammars are being compiled: try again later")
+        if now - began <= LIMIT_S:
+            return None
+        return InvalidRequestError(
+            f"the grammar took more than {LIMIT_S:.0f} s to compile: make it simpler",
+            "structured_outputs",
+        )
 
 
 class GrammarQueue:
     """Compiles grammars in threads; the vocabulary's tables are built at the first use. A grammar
-    that takes longer than LIMIT_S is given up; its thread is busy until it has ended.
+    that takes longer than LIMIT_S is given up; its thread is busy until it has ended. One that no
+    thread has begun within WAIT_S is given up, too.
 
     Args:
         vocab: tokens that may be drawn.
@@ -67,14 +81,10 @@ class GrammarQueue:
             wait([f for _, f in self._pending.values()], timeout, return_when=FIRST_COMPLETED)
         done = []
         for job, future in list(self._pending.values()):
-            if not future.done() and job.overdue:
+            if not future.done() and (error := job.overdue()):
+                future.cancel()
                 future = Future()
-                future.set_exception(
-                    InvalidRequestError(
-                        f"the grammar took more than {LIMIT_S:.0f} s to compile: make it simpler",
-                        "structured_outputs",
-                    )
-                )
+                future.set_exception(error)
             if future.done():
                 del self._pending[job.message.request_id]
                 done.append((job.message, future))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,6 +17,10 @@ from jaxserve.sampling.processors import mask_words
 CACHED_GRAMMARS = 128
 MAX_SOURCE = 250_000  # characters; a rule of a few of them is a level of the compiler's recursion
 STEP_ITEMS = 10_000  # of a mask's parse: an ambiguous grammar would take seconds for more
+# Processor time that an output's masks may have taken: so much, and more with each token. They hold
+# up every request's step; a usual mask takes 50 us, and the parse of an ambiguous grammar more with
+# each character.
+MASKS_S, MASKS_S_PER_TOKEN = 0.5, 0.01
 _REFUSED = "doesn't satisfy the grammar"  # of a token; its other errors are limits
 
 
@@ -44,6 +49,7 @@ class GrammarState:
         self._matcher = matcher
         self._bits = np.zeros(words, np.int32)
         self._consumed = 0
+        self._spent_s = 0.0
 
     def mask(self, outputs: Sequence[int]) -> np.ndarray:
         """Packed bits of the tokens that may follow `outputs`, which go on from the last call's.
@@ -54,6 +60,7 @@ class GrammarState:
             GrammarError: they break the grammar.
             InvalidRequestError: it is too complex to follow.
         """
+        began = time.thread_time()
         new = list(outputs[self._consumed :])
         self._consumed += len(new)
         for token in new:
@@ -63,6 +70,13 @@ class GrammarState:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise _error(self._matcher)
+        self._spent_s += time.thread_time() - began
+        if self._spent_s > MASKS_S + MASKS_S_PER_TOKEN * self._consumed:
+            raise InvalidRequestError(
+                "the grammar is too complex to follow, make it simpler: it took "
+                f"{self._spent_s:.1f} s for {self._consumed} tokens",
+                "structured_outputs",
+            )
         return self._bits
 
 

@@ -12,11 +12,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.engine.client import EngineClient
 from jaxserve.errors import EngineDeadError
 
 READY = b"ready\n"
@@ -52,9 +52,8 @@ class Crew:
     @asynccontextmanager
     async def of(
         cls,
-        engine: EngineConfig,
+        client: EngineClient,
         server: ServerConfig,
-        folder: Path,
         port: int,
         created: int,
         stopping: asyncio.Event,
@@ -62,25 +61,30 @@ class Crew:
         """All `server.api_workers` but the first, listening; ended afterwards.
 
         Args:
+            client: the first process's.
             stopping: set once the server is to stop: whoever stops it may have ended them too.
 
         Raises:
-            EngineDeadError: one can't start; its own messages say why.
+            EngineDeadError: one can't start, or the engine died meanwhile; their own messages say
+                why.
         """
-        crew = cls()
+        crew, dead = cls(), asyncio.create_task(client.wait_dead())
         try:
             for number in range(1, server.api_workers):
-                order = Order(engine, server, str(folder), number, port, created)
+                order = Order(client.config, server, str(client.folder), number, port, created)
                 crew.processes.append(await _start(order))
-            for process in crew.processes:
-                assert process.stdout is not None
-                if await process.stdout.readline() != READY and not stopping.is_set():
-                    raise EngineDeadError(
-                        f"a server process ended with status {await process.wait()} before it was "
-                        "ready; its messages are above"
-                    )
+            ready = asyncio.create_task(crew._wait_ready(stopping))
+            try:
+                await asyncio.wait({ready, dead}, return_when=asyncio.FIRST_COMPLETED)
+                if not ready.done():
+                    crew.tell(f"{DEAD} {client.exit_status}")
+                    raise EngineDeadError("the engine process died; its own messages are above")
+                ready.result()
+            finally:
+                ready.cancel()
             yield crew
         finally:
+            dead.cancel()
             await crew._end()
 
     def tell(self, word: str) -> None:
@@ -101,6 +105,15 @@ class Crew:
     async def wait_all(self) -> None:
         for process in self.processes:
             await process.wait()
+
+    async def _wait_ready(self, stopping: asyncio.Event) -> None:
+        for process in self.processes:
+            assert process.stdout is not None
+            if await process.stdout.readline() != READY and not stopping.is_set():
+                raise EngineDeadError(
+                    f"a server process ended with status {await process.wait()} before it was "
+                    "ready; its messages are above"
+                )
 
     async def _end(self) -> None:
         for _ in range(2):  # the second time is at once

@@ -131,7 +131,7 @@ async def serve(
         port = sock.getsockname()[1]
         async with (
             doors.open(client, sock, peers, created) as (serving, site),
-            Crew.of(engine, config, client.folder, port, created, stop.asked) as crew,
+            Crew.of(client, config, port, created, stop.asked) as crew,
         ):
             announce(_url(sock, doors.tls), serving.names[0], time.monotonic() - begin)
             for left in reversed(range(config.engine_restarts)):

@@ -84,7 +84,7 @@ class Peers:
     async def _ask(self, path: str, kind: type[Answer]) -> list[Answer]:
         others = (n for n in range(self.count) if n != self.number)
         answers = await asyncio.gather(*(_get(self._socket(n), path) for n in others))
-        return [msgspec.msgpack.decode(answer, type=kind) for answer in answers]
+        return [msgspec.msgpack.decode(answer, type=kind) for answer in answers if answer]
 
     def _socket(self, number: int) -> str:
         return str(self.folder / f"peer-{number}")
@@ -118,11 +118,17 @@ def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str
     return name, frozenset(labels.items())
 
 
-async def _get(socket: str, path: str) -> bytes:
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(socket), timeout=ANSWER_S, raise_for_status=True
-        ) as http,
-        http.get(f"http://peer{path}") as response,
-    ):
-        return await response.read()
+async def _get(socket: str, path: str) -> bytes | None:
+    """What a process answers; None of one that hasn't begun to listen or has ended."""
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(socket), timeout=ANSWER_S, raise_for_status=True
+            ) as http,
+            http.get(f"http://peer{path}") as response,
+        ):
+            return await response.read()
+    except aiohttp.ClientConnectionError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        return None

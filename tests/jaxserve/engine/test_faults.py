@@ -180,6 +180,35 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(
     assert "to compile" in (refused.error or "")
 
 
+def test_a_grammar_that_no_thread_is_free_for_is_given_up(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, held = GrammarCompiler.compile, threading.Event()
+
+    def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
+        if params.regex != "b":
+            held.wait(60)
+        return compile_(self, params)
+
+    def submit_regex(name: str, regex: str) -> None:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
+        llm.core.submit(llm._intake.submission(name, [65], params))
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compiling)
+    for i in range(grammar_queue.THREADS):
+        submit_regex(f"slow {i}", f"[a-z]{{{i + 4}}}")
+    while any(job.began is None for job, _ in llm.core._grammars._pending.values()):
+        assert llm.core.step() == []
+    submit_regex("late", "b")
+    assert llm.core.step() == []
+    monkeypatch.setattr(grammar_queue, "WAIT_S", 0.0)
+    refused = llm.core.step()
+    assert [(o.request_id, o.error_kind) for o in refused] == [("late", "OverloadedError")]
+    held.set()
+    ends = {o.request_id: o.finish_reason for o in drain(llm) if o.finish_reason}
+    assert len(ends) == grammar_queue.THREADS
+
+
 def test_a_deep_grammar_is_compiled_and_a_longer_one_refused(llm: LLM) -> None:
     """A chain of rules, in which llguidance recurses."""
     rules = "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(6000))

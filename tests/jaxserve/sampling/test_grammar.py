@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.grammar import GrammarCompiler
+from jaxserve.sampling import grammar as sampling_grammar
+from jaxserve.sampling.grammar import GrammarCompiler, GrammarState
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -27,3 +28,27 @@ def test_a_grammar_ambiguous_beyond_measure_is_refused(demo_model: Path) -> None
     (newline,) = tokenizer.encode("\n")
     with pytest.raises(InvalidRequestError, match="too complex"):
         grammar.start().mask([newline])
+
+
+def test_a_grammar_that_costs_more_with_each_token_is_given_up(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before its parse is too long for one mask; a plain one of the same text goes on."""
+    monkeypatch.setattr(sampling_grammar, "MASKS_S", 0.05)
+    monkeypatch.setattr(sampling_grammar, "MASKS_S_PER_TOKEN", 0.0)
+    tokenizer = load_tokenizer(demo_model)
+    compiler = GrammarCompiler(
+        tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids
+    )
+    (token,) = tokenizer.encode("aaaa", add_special_tokens=False)
+
+    def follow(state: GrammarState) -> None:
+        for n in range(200):
+            state.mask([token] * n)
+
+    plain = compiler.compile(StructuredOutputsParams(regex="a*")).start()
+    rules = 's: s s s | s s | "a" | "aa"'
+    ambiguous = compiler.compile(StructuredOutputsParams(grammar=f"start: s\n{rules}")).start()
+    follow(plain)
+    with pytest.raises(InvalidRequestError, match="too complex to follow"):
+        follow(ambiguous)

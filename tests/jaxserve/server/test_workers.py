@@ -8,15 +8,20 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.server.admission import Admission
 from jaxserve.server.lifecycle import bound_socket
+from jaxserve.server.peers import Peers
 
 # A hang guard, not a measurement.
 LIMIT = aiohttp.ClientTimeout(total=120)
@@ -101,6 +106,33 @@ async def test_a_death_is_told_and_ends_them_all(
 
 
 @pytest.mark.slow
+async def test_each_notices_an_engine_that_is_stuck(start_tiny: Callable[..., Any]) -> None:
+    """Though one alone has asked it for something."""
+    server = start_tiny(*FLAGS, "--stall-timeout", "1")
+    async with visitor(server) as http:
+
+        async def health() -> set[int]:
+            answers = await asyncio.gather(*(http.get("/health") for _ in range(24)))
+            return {answer.status for answer in answers}
+
+        stream = await http.post("/v1/completions", json=LONG)
+        while (await scrape(http))["vllm:num_requests_running"] < 1:
+            await asyncio.sleep(0.05)
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                while await health() != {503}:
+                    await asyncio.sleep(0.1)
+        finally:
+            os.kill(server.engine_pid, signal.SIGCONT)
+        assert await last_event(stream) == "[DONE]"
+        while (await scrape(http))["vllm:num_requests_running"]:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        assert await health() == {200}
+
+
+@pytest.mark.slow
 def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[..., Any]) -> None:
     server = start_tiny(*FLAGS, wait=False)
     while len(server.find_family()) < PROCESSES:
@@ -110,6 +142,33 @@ def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[
         os.kill(pid, signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_while_they_start_ends_them_all(
+    start_tiny: Callable[..., Any],
+) -> None:
+    server = start_tiny(*FLAGS, wait=False)
+    while len(server.find_family()) < PROCESSES:
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.wait() == 1
+    assert "jaxserve: the engine process died" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:
+    """The first one serves while the others start, and the last while they end."""
+    alone = Peers(tmp_path, 0, 3)
+    assert await alone.in_flight() == 0
+    own = CounterMetricFamily("requests", "Requests.", 2)
+    assert list(await alone.metrics([own])) == [own]
+    busy = Admission()
+    with busy.admit():
+        async with Peers(tmp_path, 2, 3).answering(busy, CollectorRegistry()):
+            assert await alone.in_flight() == 1
+    assert await alone.in_flight() == 0
 
 
 def test_a_port_in_use_shows_though_it_could_be_shared() -> None:

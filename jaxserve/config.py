@@ -49,8 +49,8 @@ class EngineConfig:
         overlap: plan and dispatch a step while the one before it runs.
         batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
             Without it they are wherever at least two requests run; a request alone on a CPU takes a
-            path of its own, 2.4 times as fast. CPU only, for hidden sizes from 256 on (XLA:CPU
-            treats smaller arrays in other ways); a prompt's own logprobs may differ in last bits.
+            path of its own, 2.4 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU
+            treats smaller arrays in other ways).
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
         generation_config: "auto" takes what requests leave unset from the model's own

@@ -58,8 +58,9 @@ def token_logprobs(
 
 
 def logprobs_of(logits: jax.Array, ids: jax.Array) -> Logprobs[jax.Array]:
-    """Logprobs of ids [R] under logits [R, V]."""
-    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)
+    """Logprobs of ids [R] under logits [R, V]; a prompt's id past V, which no step can draw, has
+    none of the probability."""
+    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1, mode="fill", fill_value=-jnp.inf)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     top, top_ids = jax.lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)

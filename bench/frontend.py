@@ -81,7 +81,7 @@ def read_all(clients: list[Client]) -> None:
         epoll.register(fd, select.EPOLLIN)
     open_now = len(clients)
     while open_now:
-        for fd, _ in epoll.poll(0):
+        for fd, _ in epoll.poll():  # it waits: the engine needs the core too
             client = by_fd[fd]
             data = client.socket.recv(1 << 16)
             if found := data.count(TOKEN):

@@ -10,8 +10,8 @@ token that ours sampled must be the twin's likeliest, or within 1e-3 of its logi
 JAXSERVE_TORCH_PYTHON names an interpreter that has torch, safetensors and NumPy; without it only
 ours is measured. --dtypes are the twin's, each replayed as it is, the first also with its decode
 steps compiled by torch.compile; --dtype is ours. With --cold, ours compiles from an empty cache, as
-the twin always does. A replay that fails, or passes --limit (7.5 minutes in all), is left out. Exits
-1 if the two disagree in float32. The last line is one flat JSON object.
+the twin always does. A replay that fails, or passes --limit (7.5 minutes in all), is left out.
+Exits 1 if the two disagree in float32. The last line is one flat JSON object.
 """
 
 from __future__ import annotations

@@ -315,15 +315,12 @@ def _gather(
     """
     num_blocks, kv_heads, block_size, head_dim = problem.k_pages.shape
     first = lax.shift_right_logical(place.start, jnp.int32(block_size.bit_length() - 1))
-    pages = jnp.stack(
-        [
-            lax.squeeze(
-                lax.dynamic_slice(tables, (s, _index(first[n])), (1, piece // block_size)), (0,)
-            )
-            for n in range(len(first))
-            for s in [_index(place.sequence + n)]
-        ]
-    )
+
+    def entries(n: int) -> jax.Array:  # [1, pages]
+        where = (_index(place.sequence + n), _index(first[n]))
+        return lax.dynamic_slice(tables, where, (1, piece // block_size))
+
+    pages = jnp.concatenate([entries(n) for n in range(len(first))])  # [N, pages]
     rows = pages[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]  # [N, K, pages]
 
     def gather(pool: jax.Array) -> jax.Array:  # [N, K, pages, P * D]

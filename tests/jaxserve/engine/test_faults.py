@@ -153,23 +153,30 @@ def test_a_grammar_too_complex_to_follow_fails_that_request_alone(
     assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
 
 
-def test_a_grammar_that_compiles_for_too_long_is_refused(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compile_, held, slow = GrammarCompiler.compile, threading.Event(), "[a-z]{3}"
+def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> threading.Event:
+    """All grammars but the regex `but` are compiled once the event is set."""
+    compile_, held = GrammarCompiler.compile, threading.Event()
 
     def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
-        if params.regex == slow:
+        if params.regex != but:
             held.wait(60)
         return compile_(self, params)
 
-    def submit_regex(name: str, regex: str) -> None:
-        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
-        llm.core.submit(llm._intake.submission(name, [65], params))
-
     monkeypatch.setattr(GrammarCompiler, "compile", compiling)
-    submit_regex("slow", slow)
-    submit_regex("quick", "[0-9]{2}")
+    return held
+
+
+def submit_regex(llm: LLM, name: str, regex: str) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
+    llm.core.submit(llm._intake.submission(name, [65], params))
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = hold_compiling(monkeypatch, but="[0-9]{2}")
+    submit_regex(llm, "slow", "[a-z]{3}")
+    submit_regex(llm, "quick", "[0-9]{2}")
     finished: list[str] = []
     while "quick" not in finished:  # beside the slow one
         finished += [o.request_id for o in llm.core.step() if o.finish_reason]
@@ -183,23 +190,12 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(
 def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_, held = GrammarCompiler.compile, threading.Event()
-
-    def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
-        if params.regex != "b":
-            held.wait(60)
-        return compile_(self, params)
-
-    def submit_regex(name: str, regex: str) -> None:
-        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
-        llm.core.submit(llm._intake.submission(name, [65], params))
-
-    monkeypatch.setattr(GrammarCompiler, "compile", compiling)
+    held = hold_compiling(monkeypatch, but="b")
     for i in range(grammar_queue.THREADS):
-        submit_regex(f"slow {i}", f"[a-z]{{{i + 4}}}")
+        submit_regex(llm, f"slow {i}", f"[a-z]{{{i + 4}}}")
     while any(job.began is None for job, _ in llm.core._grammars._pending.values()):
         assert llm.core.step() == []
-    submit_regex("late", "b")
+    submit_regex(llm, "late", "b")
     assert llm.core.step() == []
     monkeypatch.setattr(grammar_queue, "WAIT_S", 0.0)
     refused = llm.core.step()

@@ -45,6 +45,9 @@ from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+# A write to a reader costs more than all else that is done for a token. Where an engine's steps are
+# shorter than this, and have so many outputs, a write holds the tokens of several.
+TURN_S, MANY_OUTPUTS = 0.008, 32
 MOST_OUTPUTS = 1024  # that are read in one turn: some 15 ms of work, while no reader has its own
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
@@ -389,13 +392,16 @@ class EngineClient:
         """Turns the engine's news into deltas."""
         inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:
-            read = self._take_news(await self._from_engine.recv())
+            data = await self._from_engine.recv()
+            began = time.monotonic()
+            read = self._take_news(data)
             # What else is there now comes in one turn, so that readers get it as one.
             with contextlib.suppress(zmq.Again):
                 while read < MOST_OUTPUTS:
                     read += self._take_news(inbox.recv(zmq.NOBLOCK))
             # recv() doesn't wait while there is more; the readers must have their turn.
-            await asyncio.sleep(0)
+            many = read >= MANY_OUTPUTS
+            await asyncio.sleep(max(0.0, began + TURN_S - time.monotonic()) if many else 0)
 
     def _take_news(self, data: bytes) -> int:
         """Takes one message in; returns how much there was in it, for the turn's measure."""

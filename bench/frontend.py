@@ -177,6 +177,7 @@ def measure(clients: int, rate: float, seconds: float, workers: int) -> Figures:
             with_start.append(there - at)
             if at >= all_there:
                 late.append(there - at)
+    late = late or with_start  # an engine without a limit may be done before all have begun
     begin = min(client.came[0][0] for client in made)
     end = max(client.came[-1][0] for client in made)
     total = clients * tokens

@@ -499,6 +499,11 @@ class Scheduler:
         return self._registry.started(self._updated)
 
     @property
+    def num_queued(self) -> int:
+        """Sequences in the queue, which max_queued_requests counts."""
+        return len(self._waiting)
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request has yet to end."""
         return self._registry.num_live > 0

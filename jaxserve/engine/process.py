@@ -60,7 +60,10 @@ class EngineProcess:
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._outboxes.send(ready)
-        return self._serve(core)
+        try:
+            return self._serve(core)
+        finally:
+            core.close()
 
     def _serve(self, core: EngineCore) -> int:
         while not self._ending:

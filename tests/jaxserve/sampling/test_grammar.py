@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling import grammar as sampling_grammar
-from jaxserve.sampling.grammar import GrammarCompiler, GrammarState
+from jaxserve.sampling.grammar import GrammarCompiler, GrammarState, StepBudget
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -27,7 +27,7 @@ def test_a_grammar_ambiguous_beyond_measure_is_refused(demo_model: Path) -> None
     grammar = compiler.compile(StructuredOutputsParams(grammar=f'start: "\\n" e\n{text}'))
     (newline,) = tokenizer.encode("\n")
     with pytest.raises(InvalidRequestError, match="too complex"):
-        grammar.start().mask([newline])
+        grammar.start().mask([newline], StepBudget(1))
 
 
 def test_a_grammar_that_costs_more_with_each_token_is_given_up(
@@ -44,7 +44,7 @@ def test_a_grammar_that_costs_more_with_each_token_is_given_up(
 
     def follow(state: GrammarState) -> None:
         for n in range(200):
-            state.mask([token] * n)
+            state.mask([token] * n, StepBudget(1))
 
     plain = compiler.compile(StructuredOutputsParams(regex="a*")).start()
     rules = 's: s s s | s s | "a" | "aa"'

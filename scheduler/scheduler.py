@@ -504,6 +504,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that have yet to end."""
+        return self._registry.request_ids
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request has yet to end."""
         return self._registry.num_live > 0

@@ -137,6 +137,11 @@ class EngineCore:
         return bool(self._flights) or self._scheduler.has_unfinished or len(self._grammars) > 0
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that have yet to end."""
+        return self._scheduler.request_ids + self._grammars.request_ids
+
+    @property
     def stats(self) -> SchedulerStats:
         """Running, waiting (also for a grammar), blocks, hits, preemptions."""
         stats = self._scheduler.stats()

@@ -55,6 +55,11 @@ class GrammarQueue:
         """Requests that wait."""
         return len(self._wanted)
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of those."""
+        return list(self._wanted)
+
     def put(self, message: Submit) -> Future[Grammar] | None:
         """A request's grammar, if it is there; otherwise take() will have it."""
         params = message.params.structured_outputs

@@ -66,8 +66,8 @@ class GrammarState:
     def mask(self, outputs: Sequence[int], budget: StepBudget) -> np.ndarray:
         """Packed bits of the tokens that may follow `outputs`, which go on from the last call's.
 
-        The array is reused by the next call. It is taken out of the budget; where that is spent
-        already, outputs that have taken more than their share of it, step by step, can't go on.
+        The array is reused by the next call. Its time is taken out of the step's budget; where that
+        is spent already, an output that has taken more than its share, token by token, can't go on.
 
         Raises:
             GrammarError: they break the grammar.
@@ -83,11 +83,11 @@ class GrammarState:
                 break
         else:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            raise _error(self._matcher)
         took_s = time.thread_time() - began
         self._spent_s += took_s
         budget.left_s -= took_s
+        if self._matcher.is_error():
+            raise _error(self._matcher)
         self._check(MASKS_S, MASKS_S_PER_TOKEN)
         return self._bits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -10,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxserve.engine import grammar_queue
+from jaxserve.engine import grammar_queue, sampling_state
 from jaxserve.engine.grammar_queue import THREADS, GrammarQueue
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.engine.runner import Started
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling import grammar_trial
-from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler
+from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler, GrammarState
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -259,6 +260,36 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     held.set()
     ends = {o.request_id: o.finish_reason for o in drain(llm) if o.finish_reason}
     assert len(ends) == THREADS
+
+
+def test_a_long_row_of_masks_is_no_silence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them the engine gives signs of life, and lets requests be aborted."""
+    mask, events = GrammarState.mask, []
+
+    def recorded(self: GrammarState, *args: Any) -> np.ndarray:
+        events.append("mask")
+        return mask(self, *args)
+
+    def meanwhile() -> None:
+        if events.count("mask") == 1:
+            llm.core.abort("leaves")
+        events.append("meanwhile")
+
+    monkeypatch.setattr(sampling_state, "MEANWHILE_S", -1.0)
+    monkeypatch.setattr(GrammarState, "mask", recorded)
+    submit_grammar(llm, "known", regex="[a-z]{3}")
+    drain(llm)
+    events.clear()
+    for name in ("stays", "leaves", "stays, too"):
+        submit_grammar(llm, name, regex="[a-z]{3}")
+    outputs: list[Output] = []
+    while llm.core.has_work:
+        outputs += llm.core.step(meanwhile)
+    assert ("mask", "mask") not in itertools.pairwise(events)
+    assert events.count("mask") >= 6
+    assert {o.request_id for o in outputs if o.token_ids} == {"stays", "stays, too"}
+    assert len([o for o in outputs if o.finish_reason == "stop"]) == 2
+    assert llm.core.stats.blocks_used == 0
 
 
 def test_a_deep_grammar_is_compiled_and_a_longer_one_refused(llm: LLM) -> None:

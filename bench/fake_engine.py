@@ -79,7 +79,8 @@ class FakeEngine:
     def _step(self) -> None:
         outputs = []
         stepped = list(self._left)
-        for request_id, (left, n) in list(self._left.items()):
+        for request_id in stepped:
+            left, n = self._left[request_id]
             reason = "length" if left == 1 else None
             outputs += [
                 messages.Output(request_id, [self._token], reason, index=i) for i in range(n)

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 # outputs the next one waits for half as long as it took, so that where steps are short a write
 # holds the tokens of several, and the loop has time for all else.
 REST, MOST_REST_S, MANY_OUTPUTS = 0.5, 0.004, 32
-MOST_OUTPUTS = 1024  # that are read in one turn: some 10 ms of work, while no reader has its own
+READ_S = 0.005  # for which a turn reads on while there is more: no reader has its own meanwhile
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
 
@@ -393,11 +393,12 @@ class EngineClient:
         """Turns the engine's news into deltas."""
         inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
         while True:
-            outputs = self._take_news(await self._from_engine.recv())
+            data = await self._from_engine.recv()
             began = time.monotonic()
+            outputs = self._take_news(data)
             # What else is there now comes in one turn, so that readers get it as one.
             with contextlib.suppress(zmq.Again):
-                while len(outputs) < MOST_OUTPUTS:
+                while time.monotonic() < began + READ_S:
                     outputs += self._take_news(inbox.recv(zmq.NOBLOCK))
             for output in messages.join_tokens(outputs):
                 self._deliver(output)

@@ -9,6 +9,7 @@ of its own.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -181,6 +182,18 @@ class Output(Message, frozen=True):
     embedding: bytes | None = None
     cached_tokens: int | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has nothing but tokens."""
+        return (
+            self.finish_reason is None
+            and self.error is None
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.queue_s is None
+            and self.cached_tokens is None
+        )
+
 
 class Outputs(Message, frozen=True):
     """All news of one turn."""
@@ -206,6 +219,22 @@ def as_error(output: Output) -> JaxserveError:
     """The exception behind an output that reports one."""
     error: JaxserveError = getattr(errors, output.error_kind or "", EngineError)(output.error)
     return error
+
+
+def join_tokens(outputs: Iterable[Output]) -> list[Output]:
+    """The same news in fewer outputs: what only adds tokens to a choice's last output is put on to
+    it, in place."""
+    joined: list[Output] = []
+    last: dict[tuple[str, int], Output] = {}
+    for output in outputs:
+        choice = output.request_id, output.index
+        before = last.get(choice)
+        if before is not None and before.is_bare and output.is_bare:
+            before.token_ids.extend(output.token_ids)
+        else:
+            last[choice] = output
+            joined.append(output)
+    return joined
 
 
 ToEngine = Start | Attach | Detach | Submit | Abort | Ask | Shutdown

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bench.twin.trace import PackedStep
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
-from jaxserve.engine.batch import DrawRows, StepInts, int_shapes, split
+from jaxserve.engine.batch import DrawRows, StepBatch, StepInts, int_shapes, place, split
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.runner import HostBuffers, Started
@@ -35,13 +36,13 @@ class Recorded:
     ints: np.ndarray
     draws: np.ndarray
     rows: int
-    width: int
+    block_tables: np.ndarray  # of all slots, [G, N+1, W]
     block_size: int
 
     @property
     def batch(self) -> StepInts[np.ndarray]:
         """The model's buffer, field by field."""
-        return StepInts(*split(self.ints, int_shapes(self.bucket, self.width, 1)))
+        return StepInts(*split(self.ints, int_shapes(self.bucket)))
 
     @property
     def tokens(self) -> int:
@@ -51,14 +52,18 @@ class Recorded:
     def packed(self, ids: np.ndarray) -> PackedStep:
         """Without the padding; `ids` [S] are what ours sampled."""
         batch, draws, n, s = self.batch, DrawRows.split(self.draws), self.tokens, self.rows
+        placed = place(
+            StepInts(*map(jnp.asarray, batch)), jnp.asarray(self.block_tables), self.block_size
+        )
+        placed = StepBatch(*map(np.asarray, placed))
         blocks = -(-int(batch.context_lens[:s].max()) // self.block_size)
         return PackedStep(
             tokens=batch.tokens[:n],
-            positions=batch.positions[:n],
-            write_slots=batch.write_slots[0, :n],
+            positions=placed.positions[:n],
+            write_slots=placed.write_slots[0, :n],
             query_starts=batch.query_starts[: s + 1],
             context_lens=batch.context_lens[:s],
-            block_tables=batch.block_tables[0, :s, :blocks],
+            block_tables=placed.block_tables[0, :s, :blocks],
             slots=draws.slots[:s],
             keep=draws.keep[:s],
             ids=ids,
@@ -87,9 +92,9 @@ class Recorder:
             self._core.reset_prefix_cache()  # nothing was computed
 
     def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> Started:
-        width, size = buffers.batch.block_tables.shape[-1], self._llm.config.block_size
+        tables, size = np.array(self._runner._state.block_tables), self._llm.config.block_size
         ints, draws = buffers.ints.copy(), buffers.draws.copy()
-        self._steps.append(Recorded(bucket, ints, draws, rows, width, size))
+        self._steps.append(Recorded(bucket, ints, draws, rows, tables, size))
         step = self._runner._steps[bucket]
         return Started(step, buffers, rows, self._zeros, self._zeros, [], None)
 

@@ -328,36 +328,25 @@ class EngineCore:
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
+            asked: SamplingRequest = seq.request.payload
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
-                continue
-            if seq.request.payload.pool:
+            elif asked.params.beam_search is not None:
+                self._beams.take(seq, logprobs[seq])
+            else:
+                first = len(seq.output_token_ids) == 1 and seq.index == 0
                 outputs.append(
                     Output(
                         seq.request.request_id,
-                        [],
+                        [] if asked.pool else [token],
                         seq.finish_reason,
-                        cached_tokens=seq.num_cached_tokens,
-                        embedding=embeddings[seq],
+                        seq.stop_reason,
+                        seq.index,
+                        seq.num_cached_tokens if first else None,
+                        [logprobs[seq]] if seq in logprobs else None,
+                        embeddings[seq] if asked.pool else None,
                     )
                 )
-                continue
-            if seq.request.payload.params.beam_search is not None:
-                self._beams.take(seq, logprobs[seq])
-                continue
-            known = [logprobs[seq]] if seq in logprobs else None
-            first = seq.index == 0 and len(seq.output_token_ids) == 1
-            outputs.append(
-                Output(
-                    seq.request.request_id,
-                    [token],
-                    seq.finish_reason,
-                    seq.stop_reason,
-                    index=seq.index,
-                    logprobs=known,
-                    cached_tokens=seq.num_cached_tokens if first else None,
-                )
-            )
         return outputs + self._beams.select()
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:

@@ -14,7 +14,7 @@ from jaxserve.engine.handle import PromptSpan, StepHandle
 from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
+from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState, WriteTables
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
@@ -31,13 +31,11 @@ class HostBuffers:
     rows: DrawRows[np.ndarray]
 
     @classmethod
-    def allocate(cls, bucket: Bucket, width: int, groups: int) -> HostBuffers:
-        shapes = int_shapes(bucket, width, groups)
+    def allocate(cls, bucket: Bucket) -> HostBuffers:
+        shapes = int_shapes(bucket)
         ints = np.zeros(size(shapes), np.int32)
         draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
-        rows = DrawRows.split(draws)
-        rows = rows._replace(floats=rows.floats.view(np.float32))
-        return cls(ints, draws, StepInts(*split(ints, shapes)), rows)
+        return cls(ints, draws, StepInts(*split(ints, shapes)), DrawRows.of(draws))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,7 @@ class Runner:
     Args:
         steps: the compiled step of each bucket.
         copy: copies blocks of the pool.
+        write: writes the slots' block tables.
         params: the model's parameters.
         new_state: makes an empty state, which is donated from step to step.
         slots: the host mirror.
@@ -84,23 +83,20 @@ class Runner:
         self,
         steps: dict[Bucket, Step],
         copy: CopyBlocks,
+        write: WriteTables,
         table: BucketTable,
         params: PartedParams,
         new_state: Callable[[], StepState],
         slots: SlotTable,
-        block_size: int,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
         self._new_state, self._slots = new_state, slots
         self._state = new_state()
         self._sampling = SamplingState(self._state.tables)
-        self._copy = copy
-        self._block_size = block_size
-        groups, _, width = slots.block_tables.shape
+        self._copy, self._write = copy, write
         # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {
-            b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
-        }
+        self._buffers = {b: [HostBuffers.allocate(b) for _ in range(2)] for b in steps}
+        self._counted = np.arange(slots.spare + 2, dtype=np.int32)
         self._turn = 0
         self._last = table.decode[0]  # the bucket of the step started last
 
@@ -109,8 +105,9 @@ class Runner:
         for bucket in buckets:
             self._run_empty(bucket)
         pages = self._copy(self._state.pages, ((0, 0),))
+        block_tables = self._write(self._state.block_tables, np.zeros((4, 1), np.int32))
         tables = self._sampling.warm_up(self._state.tables)
-        self._state = self._state._replace(pages=pages, tables=tables)
+        self._state = self._state._replace(pages=pages, block_tables=block_tables, tables=tables)
 
     def reset(self) -> None:
         """Starts over with an empty state, when a step that failed has taken the old one along,
@@ -128,15 +125,16 @@ class Runner:
             self._state = self._state._replace(pages=pages)
         for start in plan.starts:
             self._sampling.start(start)
-        self._slots.apply(plan)
-        rows = len(plan.decode_slots) + len(plan.chunks)
+            self._slots.occupy(start)
+        if plan.starts or plan.new_blocks:
+            tables = self._write(self._state.block_tables, _entries(plan))
+            self._state = self._state._replace(block_tables=tables)
         pooled = self._pooled_rows(plan)
         asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
+        rows = len(plan.decode_slots) + len(plan.chunks)
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
-        buffers = self._empty(bucket)
-        self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
-        spans = self._fill_chunks(buffers, plan)
-        self._fill_rows(buffers, rows)
+        buffers = self._next_buffers(bucket)
+        spans = self._fill(buffers, plan)
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
         return self._start(bucket, buffers, rows, spans, pooled, awaits)
 
@@ -145,7 +143,8 @@ class Runner:
         steps before it must be known."""
         drawn, step = started.buffers.rows, started.step
         sampled = drawn.keep > 0
-        self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled])
+        if self._sampling.masking:
+            self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled])
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
         draws = started.buffers.draws
         self._state, output = step.sample(self._params, state, started.drawn, draws)
@@ -162,8 +161,8 @@ class Runner:
         return handle
 
     def _run_empty(self, bucket: Bucket) -> None:
-        buffers = self._empty(bucket)
-        self._fill_rows(buffers, 0)
+        buffers = self._next_buffers(bucket)
+        self._fill(buffers, StepPlan(-1))
         self.draw(self._start(bucket, buffers, 0, [], None if bucket.decode else {})).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
@@ -190,67 +189,42 @@ class Runner:
                 rows[sequence] = row
         return rows or None
 
-    def _empty(self, bucket: Bucket) -> HostBuffers:
+    def _next_buffers(self, bucket: Bucket) -> HostBuffers:
         self._turn ^= 1
-        buffers = self._buffers[bucket][self._turn]
-        buffers.ints.fill(0)
-        buffers.draws.fill(0)
-        buffers.rows.slots.fill(self._slots.spare)
-        buffers.batch.write_slots.fill(-1)  # padding writes nowhere
-        return buffers
+        return self._buffers[bucket][self._turn]
 
-    def _fill_decodes(self, buffers: HostBuffers, decodes: np.ndarray) -> None:
-        """Rows that continue from their last token, which the device holds."""
-        n, slots, batch, rows = len(decodes), self._slots, buffers.batch, buffers.rows
-        positions = slots.num_computed[decodes]
-        batch.tokens[:n] = -1 - decodes
-        batch.positions[:n] = positions
-        blocks = slots.block_tables[:, decodes, positions // self._block_size]  # [G, n]
-        batch.write_slots[:, :n] = blocks * self._block_size + positions % self._block_size
-        batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
-        rows.slots[:n] = decodes
-        rows.keep[:n] = 1
-        rows.output_positions[:n] = slots.num_outputs[decodes]
-        slots.num_computed[decodes] += 1
-        slots.num_outputs[decodes] += 1
-
-    def _fill_chunks(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
-        """Rows that compute known tokens; the spans whose prompt logprobs are asked for."""
-        spans = []
-        batch, rows = buffers.batch, buffers.rows
-        slots, first, row = self._slots, len(plan.decode_slots), len(plan.decode_slots)
-        for chunk in plan.chunks:
-            n, slot = len(chunk.token_ids), chunk.slot
-            tokens = slice(first, first + n)
-            positions = np.arange(chunk.start, chunk.start + n, dtype=np.int32)
-            batch.tokens[tokens] = chunk.token_ids
-            batch.positions[tokens] = positions
-            blocks = slots.block_tables[:, slot, positions // self._block_size]  # [G, n]
-            batch.write_slots[:, tokens] = blocks * self._block_size + positions % self._block_size
+    def _fill(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
+        """Fills a bucket's arrays with a plan; the spans whose prompt logprobs are asked for."""
+        batch, table, spans = buffers.batch, self._slots, []
+        decodes = np.array(plan.decode_slots, np.int32)
+        n, first = len(decodes), len(decodes)
+        slots = np.full(len(buffers.draws), table.spare)
+        slots[:n] = decodes
+        batch.tokens[:n] = -1 - decodes  # rows that continue from a token that the device holds
+        table.num_computed[decodes] += 1
+        batch.query_starts[: n + 1] = self._counted[: n + 1]
+        for row, chunk in enumerate(plan.chunks, n):
+            stop = first + len(chunk.token_ids)
+            batch.tokens[first:stop] = chunk.token_ids
             if targets := self._prompt_targets(chunk):
-                sequence = slots.sequences[slot]
+                sequence = table.sequences[chunk.slot]
                 assert sequence is not None
                 spans.append(PromptSpan(sequence, first, chunk.start + 1, targets))
-            first += n
+            first = stop
             batch.query_starts[row + 1] = first
-            rows.slots[row] = slot
-            rows.keep[row] = chunk.samples
-            rows.output_positions[row] = slots.num_outputs[slot]
-            slots.num_computed[slot] = chunk.start + n
-            slots.num_outputs[slot] += chunk.samples
-            row += 1
-        return spans
-
-    def _fill_rows(self, buffers: HostBuffers, rows: int) -> None:
-        """What a row needs beside its tokens, for all rows at once."""
-        batch, slots = buffers.batch, self._slots
-        used = buffers.rows.slots[: len(batch.context_lens)]
-        batch.query_starts[rows + 1 :] = batch.query_starts[rows]
-        batch.context_lens[:] = slots.num_computed[used]
+            slots[row] = chunk.slot
+            table.num_computed[chunk.slot] = chunk.start + len(chunk.token_ids)
+        rows = n + len(plan.chunks)
+        batch.tokens[first:] = 0
+        batch.query_starts[rows + 1 :] = first
+        batch.slots[:] = slots[: len(batch.slots)]
+        batch.context_lens[:] = table.num_computed[batch.slots]
         # Without a mode, take() would buffer what it writes.
-        slots.block_tables.take(used, 1, batch.block_tables, "clip")
-        buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
-        buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
+        table.draws.take(slots, 0, buffers.draws, "clip")
+        for row, chunk in enumerate(plan.chunks, n):
+            buffers.rows.keep[row] = chunk.samples
+        table.rows.output_positions[slots[:rows]] += buffers.rows.keep[:rows]
+        return spans
 
     def _start(
         self,
@@ -278,3 +252,14 @@ class Runner:
             n: step.prompt_logprobs(self._params, x, n * PIECE, targets)
             for n, targets in pieces.items()
         }
+
+
+def _entries(plan: StepPlan) -> np.ndarray:
+    """[4, n], what a plan writes into the block tables, as its new_blocks."""
+    news = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
+    for start in plan.starts:
+        for group, blocks in enumerate(start.block_ids):
+            own = np.empty((4, len(blocks)), np.int32)
+            own[0], own[1], own[2], own[3] = start.slot, group, np.arange(len(blocks)), blocks
+            news.append(own)
+    return np.concatenate(news, 1)

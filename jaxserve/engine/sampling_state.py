@@ -71,6 +71,11 @@ class SamplingState:
         if request.params.logit_bias:
             self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
 
+    @property
+    def masking(self) -> bool:
+        """Whether any occupant has masks."""
+        return bool(self._masks)
+
     def awaits_tokens(self, slots: Iterable[int]) -> bool:
         """Whether what one of these slots may draw depends on its last token."""
         return bool(self._masks) and any(
@@ -80,8 +85,6 @@ class SamplingState:
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """Brings the masks of rows that draw output tokens at `positions` up to date; the tokens
         before them are known, or the sequence has ended."""
-        if not self._masks:
-            return
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             if slot not in self._masks:
                 continue

@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
+from jaxserve.engine.batch import (
+    DRAW_COLUMNS,
+    DrawRows,
+    StepBatch,
+    StepInts,
+    int_shapes,
+    place,
+    size,
+    split,
+)
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.compile_all import Job, compile_together
 from jaxserve.engine.paged_cache import Pages, StepCaches
@@ -29,7 +38,9 @@ from pallas_kernels import copy_blocks
 
 PIECE = 128  # prompt tokens whose logits are in memory at once
 COPIES = 16  # blocks that one call copies
+ENTRIES = 512  # of block tables that one call writes
 _PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
+_ENTRIES = jax.ShapeDtypeStruct((4, ENTRIES), jnp.int32)
 
 
 class StepState(NamedTuple):
@@ -38,11 +49,13 @@ class StepState(NamedTuple):
     Args:
         pages: the KV pool.
         last_tokens: [N+1] int32, each slot's last sampled token.
+        block_tables: [G, N+1, W] int32, each slot's, one a cache group.
         tables: each slot's sampling tables.
     """
 
     pages: Pages
     last_tokens: jax.Array
+    block_tables: jax.Array
     tables: SamplingTables
 
 
@@ -83,8 +96,7 @@ class Step:
     ) -> tuple[StepState, jax.Array, jax.Array]:
         """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
         drawn from."""
-        batch = jax.device_put(ints)
-        x = self.embed(params.ends, state.last_tokens, batch)
+        x, batch = self.embed(params.ends, state.last_tokens, state.block_tables, ints)
         pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
@@ -99,7 +111,7 @@ class Step:
         last_tokens, tables, output = self.draw(
             params.ends, state.last_tokens, state.tables, rows, draws
         )
-        return StepState(state.pages, last_tokens, tables), output
+        return state._replace(last_tokens=last_tokens, tables=tables), output
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -129,6 +141,27 @@ class CopyBlocks:
         return pages
 
 
+@dataclass(frozen=True, slots=True)
+class WriteTables:
+    """The compiled program that writes entries of the slots' block tables."""
+
+    program: Compiled
+
+    def __call__(self, tables: jax.Array, entries: np.ndarray) -> jax.Array:
+        """The tables [G, N+1, W], which are donated, with entries [4, n] as in plan.new_blocks."""
+        for first in range(0, entries.shape[1], ENTRIES):
+            some = entries[:, first : first + ENTRIES]
+            padded = np.full((4, ENTRIES), tables.shape[1], np.int32)
+            padded[:, : some.shape[1]] = some
+            tables = self.program(tables, padded)
+        return tables
+
+
+def _write_tables(tables: jax.Array, entries: jax.Array) -> jax.Array:
+    slots, groups, indices, blocks = entries
+    return tables.at[groups, slots, indices].set(blocks, mode="drop")
+
+
 def _copy(k_pages: jax.Array, v_pages: jax.Array, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     return copy_blocks(k_pages, v_pages, pairs[0], pairs[1])
 
@@ -138,25 +171,27 @@ class StepPrograms:
     """What every bucket's programs share, and how to compile them.
 
     Args:
-        groups: cache groups G.
-        width: block table width W.
+        block_size: tokens P of a block.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
         one_by_one: see sampling.sampler.sample.
     """
 
     parts: ModelParts
-    groups: int
-    width: int
+    block_size: int
     vocab: int
     one_by_one: bool
 
-    def _embed(self, bucket: Bucket) -> Callable[..., jax.Array]:
-        def embed(ends: list[jax.Array], last_tokens: jax.Array, ints: jax.Array) -> jax.Array:
-            tokens = self._batch(bucket, ints).tokens
-            known = tokens >= 0
-            last = last_tokens[jnp.where(known, 0, -tokens - 1)]
+    def _embed(self, bucket: Bucket) -> Callable[..., tuple[jax.Array, StepBatch]]:
+        def embed(
+            ends: list[jax.Array], last_tokens: jax.Array, tables: jax.Array, ints: jax.Array
+        ) -> tuple[jax.Array, StepBatch]:
+            """x [T, E], and what the layers read beside it."""
+            fields = StepInts(*split(ints, int_shapes(bucket)))
+            known = fields.tokens >= 0
+            last = last_tokens[jnp.where(known, 0, -fields.tokens - 1)]
             model = self.parts.merge(self.parts.ends, ends)
-            return model.embedded(jnp.where(known, tokens, last))
+            x = model.embedded(jnp.where(known, fields.tokens, last))
+            return x, place(fields, tables, self.block_size)
 
         return embed
 
@@ -164,10 +199,9 @@ class StepPrograms:
         self, segment: Segment, bucket: Bucket
     ) -> Callable[..., tuple[jax.Array, jax.Array, Pages]]:
         def run(
-            params: list[jax.Array], pages: Pages, x: jax.Array, ints: jax.Array
+            params: list[jax.Array], pages: Pages, x: jax.Array, batch: StepBatch
         ) -> tuple[jax.Array, jax.Array, Pages]:
             """x [T, E], the rows to draw from [R, E], and the pages written."""
-            batch = self._batch(bucket, ints)
             longest = 1 if bucket.decode else bucket.tokens
             caches = StepCaches(pages, segment.places, batch, longest)
             model = self.parts.merge(segment.leaves, params)
@@ -218,13 +252,10 @@ class StepPrograms:
         model = self.parts.merge(self.parts.ends, ends)
         return model.logits(model.norm(x))[:, : self.vocab]
 
-    def _batch(self, bucket: Bucket, ints: jax.Array) -> StepInts[jax.Array]:
-        return StepInts(*split(ints, int_shapes(bucket, self.width, self.groups)))
-
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool, given_up: Event
-    ) -> tuple[dict[Bucket, Step], CopyBlocks]:
-        """Compiles every bucket's programs, and the one that copies blocks.
+    ) -> tuple[dict[Bucket, Step], CopyBlocks, WriteTables]:
+        """Compiles every bucket's programs, and those that copy blocks and write their tables.
 
         Args:
             state: shapes are enough.
@@ -235,6 +266,7 @@ class StepPrograms:
             jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
+        jobs["tables"] = Job(_write_tables, (state.block_tables, _ENTRIES), (0,))
         done = compile_together(jobs, progress, given_up)
         copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
@@ -249,22 +281,22 @@ class StepPrograms:
             )
             for bucket in buckets
         }
-        return steps, copy
+        return steps, copy, WriteTables(done["tables"])
 
     def jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
         """A bucket's programs, under keys that begin with their names; some are other buckets'
         too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
-        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
+        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
         embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
-        x = jax.eval_shape(embed, ends, last, ints)
+        x, batch = jax.eval_shape(embed, ends, last, state.block_tables, ints)
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, Job] = {
-            ("embed", bucket): Job(embed, (ends, last, ints)),
+            ("embed", bucket): Job(embed, (ends, last, state.block_tables, ints)),
             ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }
@@ -273,6 +305,6 @@ class StepPrograms:
             jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
-            job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))
+            job = Job(run, (params, segment.of(state.pages), x, batch), (1, 2))
             jobs.setdefault(("segment", bucket, segment.kind), job)
         return jobs

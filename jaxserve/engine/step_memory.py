@@ -46,7 +46,7 @@ def measure(programs: StepPrograms, bucket: Bucket, new_state: Callable[[], Step
         new_state: makes a state with a pool of few blocks.
     """
     state = jax.eval_shape(new_state)
-    steps, _ = programs.compile_all((bucket,), state, progress=False, given_up=Event())
+    steps, *_ = programs.compile_all((bucket,), state, progress=False, given_up=Event())
     step = steps[bucket]
     return max(_declared(step), _called(step, programs, bucket, new_state))
 
@@ -73,7 +73,7 @@ def _called(
     device = jax.local_devices()[0]
     zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in programs.parts.shapes]
     params, state = programs.parts.distribute(zeros), new_state()
-    buffers = HostBuffers.allocate(bucket, programs.width, programs.groups)
+    buffers = HostBuffers.allocate(bucket)
     jax.block_until_ready((zeros, state))
     before = device.memory_stats() or {}
     outputs = []

@@ -77,6 +77,7 @@ class Recorder:
         self._llm, self._core = llm, llm.core
         self._runner: Any = llm.core._runner
         self._steps: list[Recorded] = []
+        self._tables = np.array(self._runner._state.block_tables)
         self._count = 0
         rows = max(bucket.drawn for bucket in self._runner._steps)
         self._zeros = jax.device_put(np.zeros(rows, np.int32))
@@ -91,9 +92,13 @@ class Recorder:
             self._runner._start, self._runner.draw = start, draw
             self._core.reset_prefix_cache()  # nothing was computed
 
-    def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> Started:
-        tables, size = np.array(self._runner._state.block_tables), self._llm.config.block_size
-        ints, draws = buffers.ints.copy(), buffers.draws.copy()
+    def _keep(
+        self, bucket: Bucket, buffers: HostBuffers, entries: np.ndarray, rows: int, *_: object
+    ) -> Started:
+        slots, groups, indices, blocks = entries
+        self._tables[groups, slots, indices] = blocks
+        ints, draws, tables = buffers.ints.copy(), buffers.draws.copy(), self._tables.copy()
+        size = self._llm.config.block_size
         self._steps.append(Recorded(bucket, ints, draws, rows, tables, size))
         step = self._runner._steps[bucket]
         return Started(step, buffers, rows, self._zeros, self._zeros, [], None)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from jaxserve.config import EngineConfig
 from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.clock import StepClock
@@ -316,7 +318,6 @@ class EngineCore:
         self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)
-        logprobs, embeddings = results.logprobs, results.embeddings
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -327,26 +328,30 @@ class EngineCore:
             for span, entries in results.prompt_logprobs
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
+        particular = results.logprobs.keys() | results.embeddings.keys()
+        begins = bool(done.plan.chunks)  # first tokens come from prompts
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
-            asked: SamplingRequest = seq.request.payload
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
-            elif asked.params.beam_search is not None:
-                self._beams.take(seq, logprobs[seq])
+                continue
+            first = begins and len(seq.output_token_ids) == 1 and seq.index == 0
+            output = Output(
+                seq.request.request_id,
+                [token],
+                seq.finish_reason,
+                seq.stop_reason,
+                seq.index,
+                seq.num_cached_tokens if first else None,
+            )
+            if seq not in particular:
+                outputs.append(output)
+            elif seq.request.payload.params.beam_search is not None:
+                self._beams.take(seq, results.logprobs[seq])
+            elif seq.request.payload.pool:
+                embedding = results.embeddings[seq]
+                outputs.append(replace(output, token_ids=[], embedding=embedding))
             else:
-                first = len(seq.output_token_ids) == 1 and seq.index == 0
-                outputs.append(
-                    Output(
-                        seq.request.request_id,
-                        [] if asked.pool else [token],
-                        seq.finish_reason,
-                        seq.stop_reason,
-                        seq.index,
-                        seq.num_cached_tokens if first else None,
-                        [logprobs[seq]] if seq in logprobs else None,
-                        embeddings[seq] if asked.pool else None,
-                    )
-                )
+                outputs.append(replace(output, logprobs=[results.logprobs[seq]]))
         return outputs + self._beams.select()
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:

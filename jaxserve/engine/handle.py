@@ -69,9 +69,7 @@ class StepHandle:
     pooled: jax.Array | None = None
 
     def start_copies(self) -> None:
-        """Sends what will be read to the host as soon as it is there; a CPU's arrays are."""
-        if jax.default_backend() == "cpu":
-            return
+        """Sends what will be read to the host as soon as it is there."""
         self.output.ids.copy_to_host_async()
         own = [self.output.logprobs] if self.logprob_rows else []
         for logprobs in (*own, *self.prompt_pieces.values()):

@@ -14,7 +14,7 @@ from jaxserve.engine.handle import PromptSpan, StepHandle
 from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState, WriteTables
+from jaxserve.engine.step import NO_ENTRIES, PIECE, CopyBlocks, Step, StepState
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
@@ -73,7 +73,6 @@ class Runner:
     Args:
         steps: the compiled step of each bucket.
         copy: copies blocks of the pool.
-        write: writes the slots' block tables.
         params: the model's parameters.
         new_state: makes an empty state, which is donated from step to step.
         slots: the host mirror.
@@ -83,7 +82,6 @@ class Runner:
         self,
         steps: dict[Bucket, Step],
         copy: CopyBlocks,
-        write: WriteTables,
         table: BucketTable,
         params: PartedParams,
         new_state: Callable[[], StepState],
@@ -93,7 +91,7 @@ class Runner:
         self._new_state, self._slots = new_state, slots
         self._state = new_state()
         self._sampling = SamplingState(self._state.tables)
-        self._copy, self._write = copy, write
+        self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
         # Two sets in turn: while a step may still read one, the next step fills the other.
         self._buffers = {b: [HostBuffers.allocate(b) for _ in range(2)] for b in steps}
         self._counted = np.arange(slots.spare + 2, dtype=np.int32)
@@ -105,9 +103,8 @@ class Runner:
         for bucket in buckets:
             self._run_empty(bucket)
         pages = self._copy(self._state.pages, ((0, 0),))
-        block_tables = self._write(self._state.block_tables, np.zeros((4, 1), np.int32))
         tables = self._sampling.warm_up(self._state.tables)
-        self._state = self._state._replace(pages=pages, block_tables=block_tables, tables=tables)
+        self._state = self._state._replace(pages=pages, tables=tables)
 
     def reset(self) -> None:
         """Starts over with an empty state, when a step that failed has taken the old one along,
@@ -126,9 +123,6 @@ class Runner:
         for start in plan.starts:
             self._sampling.start(start)
             self._slots.occupy(start)
-        if plan.starts or plan.new_blocks:
-            tables = self._write(self._state.block_tables, _entries(plan))
-            self._state = self._state._replace(block_tables=tables)
         pooled = self._pooled_rows(plan)
         asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
         rows = len(plan.decode_slots) + len(plan.chunks)
@@ -136,7 +130,7 @@ class Runner:
         buffers = self._next_buffers(bucket)
         spans = self._fill(buffers, plan)
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
-        return self._start(bucket, buffers, rows, spans, pooled, awaits)
+        return self._start(bucket, buffers, _entries(plan), rows, spans, pooled, awaits)
 
     def draw(self, started: Started) -> StepHandle:
         """Starts the draw of the step dispatched last. If that awaits tokens, all those of the
@@ -157,13 +151,16 @@ class Runner:
             assert step.pool is not None
             handle.pooled_rows = started.pooled
             handle.pooled = step.pool(self._params.ends, started.drawn)
-        handle.start_copies()
+        if not self._on_cpu:  # whose arrays the host can read where they are
+            handle.start_copies()
         return handle
 
     def _run_empty(self, bucket: Bucket) -> None:
         buffers = self._next_buffers(bucket)
         self._fill(buffers, StepPlan(-1))
-        self.draw(self._start(bucket, buffers, 0, [], None if bucket.decode else {})).wait()
+        self.draw(
+            self._start(bucket, buffers, NO_ENTRIES, 0, [], None if bucket.decode else {})
+        ).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""
@@ -230,13 +227,14 @@ class Runner:
         self,
         bucket: Bucket,
         buffers: HostBuffers,
+        entries: np.ndarray,
         rows: int,
         spans: list[PromptSpan],
         pooled: dict[Sequence, int] | None,
         awaits: bool = False,
     ) -> Started:
         step, self._last = self._steps[bucket], bucket
-        self._state, x, drawn = step.layers(self._params, self._state, buffers.ints)
+        self._state, x, drawn = step.layers(self._params, self._state, buffers.ints, entries)
         return Started(step, buffers, rows, x, drawn, spans, pooled, awaits)
 
     def _prompt_logprobs(
@@ -256,6 +254,8 @@ class Runner:
 
 def _entries(plan: StepPlan) -> np.ndarray:
     """[4, n], what a plan writes into the block tables, as its new_blocks."""
+    if not (plan.starts or plan.new_blocks):
+        return NO_ENTRIES
     news = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
     for start in plan.starts:
         for group, blocks in enumerate(start.block_ids):

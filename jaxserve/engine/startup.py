@@ -85,9 +85,9 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         raise
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
-    steps, copy, write = compiling.result()
+    steps, copy = compiling.result()
     slots = SlotTable(limits.max_num_seqs)
-    runner = Runner(steps, copy, write, table, params, empty_state, slots)
+    runner = Runner(steps, copy, table, params, empty_state, slots)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if machine.on_cpu else table.all)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)

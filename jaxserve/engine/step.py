@@ -39,8 +39,8 @@ from pallas_kernels import copy_blocks
 PIECE = 128  # prompt tokens whose logits are in memory at once
 COPIES = 16  # blocks that one call copies
 ENTRIES = 512  # of block tables that one call writes
+NO_ENTRIES = np.zeros((4, 0), np.int32)
 _PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
-_ENTRIES = jax.ShapeDtypeStruct((4, ENTRIES), jnp.int32)
 
 
 class StepState(NamedTuple):
@@ -92,17 +92,30 @@ class Step:
     pool: Compiled | None
 
     def layers(
-        self, params: PartedParams, state: StepState, ints: np.ndarray
+        self,
+        params: PartedParams,
+        state: StepState,
+        ints: np.ndarray,
+        entries: np.ndarray = NO_ENTRIES,
     ) -> tuple[StepState, jax.Array, jax.Array]:
         """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
-        drawn from."""
-        x, batch = self.embed(params.ends, state.last_tokens, state.block_tables, ints)
+        drawn from.
+
+        Args:
+            entries: [4, n], what is new in the block tables, as StepPlan.new_blocks.
+        """
+        tables = state.block_tables
+        for first in range(0, max(1, entries.shape[1]), ENTRIES):
+            some = entries[:, first : first + ENTRIES]
+            padded = np.full((4, ENTRIES), tables.shape[1], np.int32)  # slots that aren't there
+            padded[:, : some.shape[1]] = some
+            x, batch, tables = self.embed(params.ends, state.last_tokens, tables, ints, padded)
         pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
-        return state._replace(pages=pages), x, rows
+        return state._replace(pages=pages, block_tables=tables), x, rows
 
     def sample(
         self, params: PartedParams, state: StepState, rows: jax.Array, draws: np.ndarray
@@ -141,27 +154,6 @@ class CopyBlocks:
         return pages
 
 
-@dataclass(frozen=True, slots=True)
-class WriteTables:
-    """The compiled program that writes entries of the slots' block tables."""
-
-    program: Compiled
-
-    def __call__(self, tables: jax.Array, entries: np.ndarray) -> jax.Array:
-        """The tables [G, N+1, W], which are donated, with entries [4, n] as in plan.new_blocks."""
-        for first in range(0, entries.shape[1], ENTRIES):
-            some = entries[:, first : first + ENTRIES]
-            padded = np.full((4, ENTRIES), tables.shape[1], np.int32)
-            padded[:, : some.shape[1]] = some
-            tables = self.program(tables, padded)
-        return tables
-
-
-def _write_tables(tables: jax.Array, entries: jax.Array) -> jax.Array:
-    slots, groups, indices, blocks = entries
-    return tables.at[groups, slots, indices].set(blocks, mode="drop")
-
-
 def _copy(k_pages: jax.Array, v_pages: jax.Array, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     return copy_blocks(k_pages, v_pages, pairs[0], pairs[1])
 
@@ -181,17 +173,23 @@ class StepPrograms:
     vocab: int
     one_by_one: bool
 
-    def _embed(self, bucket: Bucket) -> Callable[..., tuple[jax.Array, StepBatch]]:
+    def _embed(self, bucket: Bucket) -> Callable[..., tuple[jax.Array, StepBatch, jax.Array]]:
         def embed(
-            ends: list[jax.Array], last_tokens: jax.Array, tables: jax.Array, ints: jax.Array
-        ) -> tuple[jax.Array, StepBatch]:
-            """x [T, E], and what the layers read beside it."""
+            ends: list[jax.Array],
+            last_tokens: jax.Array,
+            tables: jax.Array,
+            ints: jax.Array,
+            entries: jax.Array,
+        ) -> tuple[jax.Array, StepBatch, jax.Array]:
+            """x [T, E], what the layers read beside it, and the block tables with `entries`."""
             fields = StepInts(*split(ints, int_shapes(bucket)))
             known = fields.tokens >= 0
             last = last_tokens[jnp.where(known, 0, -fields.tokens - 1)]
             model = self.parts.merge(self.parts.ends, ends)
             x = model.embedded(jnp.where(known, fields.tokens, last))
-            return x, place(fields, tables, self.block_size)
+            slots, groups, indices, blocks = entries
+            tables = tables.at[groups, slots, indices].set(blocks, mode="drop")
+            return x, place(fields, tables, self.block_size), tables
 
         return embed
 
@@ -254,8 +252,8 @@ class StepPrograms:
 
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool, given_up: Event
-    ) -> tuple[dict[Bucket, Step], CopyBlocks, WriteTables]:
-        """Compiles every bucket's programs, and those that copy blocks and write their tables.
+    ) -> tuple[dict[Bucket, Step], CopyBlocks]:
+        """Compiles every bucket's programs, and the one that copies blocks.
 
         Args:
             state: shapes are enough.
@@ -266,7 +264,6 @@ class StepPrograms:
             jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
-        jobs["tables"] = Job(_write_tables, (state.block_tables, _ENTRIES), (0,))
         done = compile_together(jobs, progress, given_up)
         copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
@@ -281,7 +278,7 @@ class StepPrograms:
             )
             for bucket in buckets
         }
-        return steps, copy, WriteTables(done["tables"])
+        return steps, copy
 
     def jobs(self, bucket: Bucket, state: StepState) -> dict[Hashable, Job]:
         """A bucket's programs, under keys that begin with their names; some are other buckets'
@@ -290,13 +287,15 @@ class StepPrograms:
         ints = jax.ShapeDtypeStruct((size(int_shapes(bucket)),), jnp.int32)
         draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
         embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
-        x, batch = jax.eval_shape(embed, ends, last, state.block_tables, ints)
+        entries = jax.ShapeDtypeStruct((4, ENTRIES), jnp.int32)
+        inputs = (ends, last, state.block_tables, ints, entries)
+        x, batch, _ = jax.eval_shape(embed, *inputs)
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, Job] = {
-            ("embed", bucket): Job(embed, (ends, last, state.block_tables, ints)),
+            ("embed", bucket): Job(embed, inputs, (2,)),
             ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }

@@ -46,7 +46,7 @@ def measure(programs: StepPrograms, bucket: Bucket, new_state: Callable[[], Step
         new_state: makes a state with a pool of few blocks.
     """
     state = jax.eval_shape(new_state)
-    steps, *_ = programs.compile_all((bucket,), state, progress=False, given_up=Event())
+    steps, _ = programs.compile_all((bucket,), state, progress=False, given_up=Event())
     step = steps[bucket]
     return max(_declared(step), _called(step, programs, bucket, new_state))
 

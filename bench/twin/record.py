@@ -34,7 +34,6 @@ class Recorded:
 
     bucket: Bucket
     ints: np.ndarray
-    draws: np.ndarray
     rows: int
     block_tables: np.ndarray  # of all slots, [G, N+1, W]
     block_size: int
@@ -51,7 +50,7 @@ class Recorded:
 
     def packed(self, ids: np.ndarray) -> PackedStep:
         """Without the padding; `ids` [S] are what ours sampled."""
-        batch, draws, n, s = self.batch, DrawRows.split(self.draws), self.tokens, self.rows
+        batch, draws, n, s = self.batch, DrawRows.split(self.batch.draws), self.tokens, self.rows
         placed = place(
             StepInts(*map(jnp.asarray, batch)), jnp.asarray(self.block_tables), self.block_size
         )
@@ -97,11 +96,11 @@ class Recorder:
     ) -> Started:
         slots, groups, indices, blocks = entries
         self._tables[groups, slots, indices] = blocks
-        ints, draws, tables = buffers.ints.copy(), buffers.draws.copy(), self._tables.copy()
+        (ints,) = buffers.packs(entries[:, :0], self._runner._slots.spare)
         size = self._llm.config.block_size
-        self._steps.append(Recorded(bucket, ints, draws, rows, tables, size))
+        self._steps.append(Recorded(bucket, ints, rows, self._tables.copy(), size))
         step = self._runner._steps[bucket]
-        return Started(step, buffers, rows, self._zeros, self._zeros, [], None)
+        return Started(step, buffers, rows, self._zeros, self._zeros, self._zeros, [], None)
 
     def _answer(self, started: Started) -> StepHandle:
         return StepHandle(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A step's host arrays: one buffer for the model, one for the sampler, so two arrays go up."""
+"""A step's host arrays: fields of one buffer, so that one array goes up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from jaxserve.sampling.rows import NUM_FLOATS, NUM_INTS
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 _OWN_COLUMNS = 3
+ENTRIES = 256  # of block tables that a step's buffer holds
 DRAW_COLUMNS = _OWN_COLUMNS + NUM_INTS + NUM_FLOATS
 
 
 class StepInts(NamedTuple, Generic[Array]):
-    """Fields of the model's buffer, in order, all int32.
+    """Fields of a step's buffer, in order, all int32.
 
     Args:
         tokens: [T]; a negative value -1-slot means the slot's last sampled token, which only the
@@ -26,18 +27,23 @@ class StepInts(NamedTuple, Generic[Array]):
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
         slots: [S], whose block tables the rows have; padding rows have the spare last one.
+        entries: [4, ENTRIES], what is new in the block tables: slot, cache group, index and block;
+            padding has a slot that isn't there.
+        draws: [R, DRAW_COLUMNS], see DrawRows; R is the bucket's `drawn`.
     """
 
     tokens: Array
     query_starts: Array
     context_lens: Array
     slots: Array
+    entries: Array
+    draws: Array
 
 
 def int_shapes(bucket: Bucket) -> tuple[tuple[int, ...], ...]:
     """Shapes of StepInts' fields for a bucket."""
     t, s = bucket.tokens, bucket.rows
-    return ((t,), (s + 1,), (s,), (s,))
+    return ((t,), (s + 1,), (s,), (s,), (4, ENTRIES), (bucket.drawn, DRAW_COLUMNS))
 
 
 class StepBatch(NamedTuple):
@@ -95,7 +101,7 @@ def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
 
 
 class DrawRows(NamedTuple, Generic[Array]):
-    """Columns of the sampler's buffer [R, DRAW_COLUMNS] int32; R is the bucket's `drawn`.
+    """Columns of what the sampler takes [R, DRAW_COLUMNS], int32.
 
     Args:
         slots: [R], row of the persistent device state; padding rows have the spare last one.

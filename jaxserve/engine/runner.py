@@ -8,25 +8,26 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
+from jaxserve.engine.batch import ENTRIES, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket, BucketTable
 from jaxserve.engine.handle import PromptSpan, StepHandle
 from jaxserve.engine.sampling_state import SamplingState
 from jaxserve.engine.segments import PartedParams
 from jaxserve.engine.slots import SlotTable
-from jaxserve.engine.step import NO_ENTRIES, PIECE, CopyBlocks, Step, StepState
+from jaxserve.engine.step import PIECE, CopyBlocks, Step, StepState
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
 
+_NO_ENTRIES = np.zeros((4, 0), np.int32)
+
 
 @dataclass(slots=True)
 class HostBuffers:
-    """One bucket's host arrays and the named views into them."""
+    """One bucket's buffer and the named views into it."""
 
     ints: np.ndarray
-    draws: np.ndarray
     batch: StepInts[np.ndarray]
     rows: DrawRows[np.ndarray]
 
@@ -34,8 +35,19 @@ class HostBuffers:
     def allocate(cls, bucket: Bucket) -> HostBuffers:
         shapes = int_shapes(bucket)
         ints = np.zeros(size(shapes), np.int32)
-        draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
-        return cls(ints, draws, StepInts(*split(ints, shapes)), DrawRows.of(draws))
+        batch = StepInts(*split(ints, shapes))
+        return cls(ints, batch, DrawRows.of(batch.draws))
+
+    def packs(self, entries: np.ndarray, spare: int) -> list[np.ndarray]:
+        """Copies for the device, the last with the last of the entries [4, n]: it may still read
+        them when the buffer is filled anew."""
+        packs = []
+        for first in range(0, max(1, entries.shape[1]), ENTRIES):
+            some = entries[:, first : first + ENTRIES]
+            self.batch.entries.fill(spare + 1)
+            self.batch.entries[:, : some.shape[1]] = some
+            packs.append(self.ints.copy())
+        return packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +55,11 @@ class Started:
     """A step whose layers are dispatched, and whose draw is still to come.
 
     Args:
-        buffers: its host arrays.
+        buffers: its host arrays, until the next is dispatched.
         rows: the plan's rows; the rest is padding.
         x: [T, E], the last layer's output.
         drawn: [R, E], its rows that are drawn from.
+        draws: [R, DRAW_COLUMNS], how.
         spans: prompt tokens whose logprobs are asked for.
         pooled: rows whose embeddings are asked for; None if there is none.
         awaits_tokens: what a row may draw depends on a token that may be in flight.
@@ -57,6 +70,7 @@ class Started:
     rows: int
     x: jax.Array
     drawn: jax.Array
+    draws: jax.Array
     spans: list[PromptSpan]
     pooled: dict[Sequence, int] | None
     awaits_tokens: bool = False
@@ -92,10 +106,8 @@ class Runner:
         self._state = new_state()
         self._sampling = SamplingState(self._state.tables)
         self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
-        # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {b: [HostBuffers.allocate(b) for _ in range(2)] for b in steps}
+        self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in steps}
         self._counted = np.arange(slots.spare + 2, dtype=np.int32)
-        self._turn = 0
         self._last = table.decode[0]  # the bucket of the step started last
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
@@ -127,7 +139,7 @@ class Runner:
         asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
         rows = len(plan.decode_slots) + len(plan.chunks)
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
-        buffers = self._next_buffers(bucket)
+        buffers = self._buffers[bucket]
         spans = self._fill(buffers, plan)
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
         return self._start(bucket, buffers, _entries(plan), rows, spans, pooled, awaits)
@@ -140,8 +152,7 @@ class Runner:
         if self._sampling.masking:
             self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled])
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        draws = started.buffers.draws
-        self._state, output = step.sample(self._params, state, started.drawn, draws)
+        self._state, output = step.sample(self._params, state, started.drawn, started.draws)
         wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & sampled).tolist()
         sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
         spans = started.spans
@@ -156,10 +167,10 @@ class Runner:
         return handle
 
     def _run_empty(self, bucket: Bucket) -> None:
-        buffers = self._next_buffers(bucket)
+        buffers = self._buffers[bucket]
         self._fill(buffers, StepPlan(-1))
         self.draw(
-            self._start(bucket, buffers, NO_ENTRIES, 0, [], None if bucket.decode else {})
+            self._start(bucket, buffers, _NO_ENTRIES, 0, [], None if bucket.decode else {})
         ).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
@@ -186,16 +197,12 @@ class Runner:
                 rows[sequence] = row
         return rows or None
 
-    def _next_buffers(self, bucket: Bucket) -> HostBuffers:
-        self._turn ^= 1
-        return self._buffers[bucket][self._turn]
-
     def _fill(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
         """Fills a bucket's arrays with a plan; the spans whose prompt logprobs are asked for."""
         batch, table, spans = buffers.batch, self._slots, []
         decodes = np.array(plan.decode_slots, np.int32)
         n, first = len(decodes), len(decodes)
-        slots = np.full(len(buffers.draws), table.spare)
+        slots = np.full(len(batch.draws), table.spare)
         slots[:n] = decodes
         batch.tokens[:n] = -1 - decodes  # rows that continue from a token that the device holds
         table.num_computed[decodes] += 1
@@ -217,7 +224,7 @@ class Runner:
         batch.slots[:] = slots[: len(batch.slots)]
         batch.context_lens[:] = table.num_computed[batch.slots]
         # Without a mode, take() would buffer what it writes.
-        table.draws.take(slots, 0, buffers.draws, "clip")
+        table.draws.take(slots, 0, batch.draws, "clip")
         for row, chunk in enumerate(plan.chunks, n):
             buffers.rows.keep[row] = chunk.samples
         table.rows.output_positions[slots[:rows]] += buffers.rows.keep[:rows]
@@ -234,8 +241,9 @@ class Runner:
         awaits: bool = False,
     ) -> Started:
         step, self._last = self._steps[bucket], bucket
-        self._state, x, drawn = step.layers(self._params, self._state, buffers.ints, entries)
-        return Started(step, buffers, rows, x, drawn, spans, pooled, awaits)
+        packs = buffers.packs(entries, self._slots.spare)
+        self._state, x, drawn, draws = step.layers(self._params, self._state, *packs)
+        return Started(step, buffers, rows, x, drawn, draws, spans, pooled, awaits)
 
     def _prompt_logprobs(
         self, step: Step, x: jax.Array, spans: list[PromptSpan]
@@ -255,7 +263,7 @@ class Runner:
 def _entries(plan: StepPlan) -> np.ndarray:
     """[4, n], what a plan writes into the block tables, as its new_blocks."""
     if not (plan.starts or plan.new_blocks):
-        return NO_ENTRIES
+        return _NO_ENTRIES
     news = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
     for start in plan.starts:
         for group, blocks in enumerate(start.block_ids):

@@ -17,7 +17,6 @@ import numpy as np
 from jax.stages import Compiled
 
 from jaxserve.engine.batch import (
-    DRAW_COLUMNS,
     DrawRows,
     StepBatch,
     StepInts,
@@ -38,8 +37,6 @@ from pallas_kernels import copy_blocks
 
 PIECE = 128  # prompt tokens whose logits are in memory at once
 COPIES = 16  # blocks that one call copies
-ENTRIES = 512  # of block tables that one call writes
-NO_ENTRIES = np.zeros((4, 0), np.int32)
 _PAIRS = jax.ShapeDtypeStruct((2, COPIES), jnp.int32)
 
 
@@ -57,6 +54,22 @@ class StepState(NamedTuple):
     last_tokens: jax.Array
     block_tables: jax.Array
     tables: SamplingTables
+
+
+class Embedded(NamedTuple):
+    """What a step begins with.
+
+    Args:
+        x: [T, E], the embedded tokens.
+        batch: what the layers read beside it.
+        draws: [R, DRAW_COLUMNS], what the sampler reads.
+        block_tables: see StepState, with what is new in them.
+    """
+
+    x: jax.Array
+    batch: StepBatch
+    draws: jax.Array
+    block_tables: jax.Array
 
 
 class StepOutput(NamedTuple):
@@ -92,33 +105,27 @@ class Step:
     pool: Compiled | None
 
     def layers(
-        self,
-        params: PartedParams,
-        state: StepState,
-        ints: np.ndarray,
-        entries: np.ndarray = NO_ENTRIES,
-    ) -> tuple[StepState, jax.Array, jax.Array]:
-        """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
-        drawn from.
+        self, params: PartedParams, state: StepState, *packs: np.ndarray
+    ) -> tuple[StepState, jax.Array, jax.Array, jax.Array]:
+        """Starts the step: the next state, the last layer's x [T, E], its rows [R, E] that are
+        drawn from, and how [R, DRAW_COLUMNS].
 
         Args:
-            entries: [4, n], what is new in the block tables, as StepPlan.new_blocks.
+            packs: the step's buffer (see StepInts). If its entries are more than one holds: such
+                with the others come first, and are read for those alone.
         """
         tables = state.block_tables
-        for first in range(0, max(1, entries.shape[1]), ENTRIES):
-            some = entries[:, first : first + ENTRIES]
-            padded = np.full((4, ENTRIES), tables.shape[1], np.int32)  # slots that aren't there
-            padded[:, : some.shape[1]] = some
-            x, batch, tables = self.embed(params.ends, state.last_tokens, tables, ints, padded)
+        for ints in packs:
+            x, batch, draws, tables = self.embed(params.ends, state.last_tokens, tables, ints)
         pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
-        return state._replace(pages=pages, block_tables=tables), x, rows
+        return state._replace(pages=pages, block_tables=tables), x, rows, draws
 
     def sample(
-        self, params: PartedParams, state: StepState, rows: jax.Array, draws: np.ndarray
+        self, params: PartedParams, state: StepState, rows: jax.Array, draws: jax.Array
     ) -> tuple[StepState, StepOutput]:
         """Ends the step: draws from the rows [R, E]; the next state, and the output."""
         last_tokens, tables, output = self.draw(
@@ -173,23 +180,18 @@ class StepPrograms:
     vocab: int
     one_by_one: bool
 
-    def _embed(self, bucket: Bucket) -> Callable[..., tuple[jax.Array, StepBatch, jax.Array]]:
+    def _embed(self, bucket: Bucket) -> Callable[..., Embedded]:
         def embed(
-            ends: list[jax.Array],
-            last_tokens: jax.Array,
-            tables: jax.Array,
-            ints: jax.Array,
-            entries: jax.Array,
-        ) -> tuple[jax.Array, StepBatch, jax.Array]:
-            """x [T, E], what the layers read beside it, and the block tables with `entries`."""
+            ends: list[jax.Array], last_tokens: jax.Array, tables: jax.Array, ints: jax.Array
+        ) -> Embedded:
             fields = StepInts(*split(ints, int_shapes(bucket)))
             known = fields.tokens >= 0
             last = last_tokens[jnp.where(known, 0, -fields.tokens - 1)]
             model = self.parts.merge(self.parts.ends, ends)
             x = model.embedded(jnp.where(known, fields.tokens, last))
-            slots, groups, indices, blocks = entries
+            slots, groups, indices, blocks = fields.entries
             tables = tables.at[groups, slots, indices].set(blocks, mode="drop")
-            return x, place(fields, tables, self.block_size), tables
+            return Embedded(x, place(fields, tables, self.block_size), fields.draws, tables)
 
         return embed
 
@@ -285,11 +287,9 @@ class StepPrograms:
         too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
         ints = jax.ShapeDtypeStruct((size(int_shapes(bucket)),), jnp.int32)
-        draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
         embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
-        entries = jax.ShapeDtypeStruct((4, ENTRIES), jnp.int32)
-        inputs = (ends, last, state.block_tables, ints, entries)
-        x, batch, _ = jax.eval_shape(embed, *inputs)
+        inputs = (ends, last, state.block_tables, ints)
+        x, batch, draws, _ = jax.eval_shape(embed, *inputs)
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )

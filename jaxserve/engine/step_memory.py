@@ -78,8 +78,8 @@ def _called(
     before = device.memory_stats() or {}
     outputs = []
     for _ in range(2):
-        state, x, rows = step.layers(params, state, buffers.ints)
-        state, output = step.sample(params, state, rows, buffers.draws)
+        state, x, rows, draws = step.layers(params, state, buffers.ints)
+        state, output = step.sample(params, state, rows, draws)
         outputs.append((x, rows, output))
     jax.block_until_ready(outputs)
     after = device.memory_stats() or {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import select
@@ -108,7 +109,9 @@ def start_server(
         "FAKE_LOG": f"{folder}/log.json",
         "FAKE_CORES": str(CORES[-1]),
     }
-    command = [sys.executable, "-m", "bench.frontend", "--serve", "--api-workers", str(workers)]
+    cores = CORES[:1] if workers == 1 else CORES
+    command = [sys.executable, "-m", "bench.frontend", "--serve", *map(str, cores)]
+    command += ["--api-workers", str(workers)]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -116,7 +119,8 @@ def start_server(
     return process, int(process.stdout.readline().rpartition(":")[2])
 
 
-def serve(workers: int) -> None:
+def serve(workers: int, cores: list[int]) -> None:
+    """Args: cores: not those of the parent, the clients."""
     from functools import partial
 
     from jaxserve.config import EngineConfig, ServerConfig
@@ -124,7 +128,7 @@ def serve(workers: int) -> None:
     from jaxserve.server import lifecycle
 
     EngineClient.start = partial(EngineClient.start, module="bench.fake_engine")  # type: ignore[method-assign]
-    os.sched_setaffinity(0, {CORES[0]} if workers == 1 else CORES)
+    os.sched_setaffinity(0, cores)
     config = ServerConfig(port=0, access_log=False, api_workers=workers)
     asyncio.run(
         lifecycle.serve(EngineConfig(MODEL), config, lambda url, *_: print(url, flush=True))
@@ -236,12 +240,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20_000, help="tokens a second (latency run)")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--api-workers", type=int, default=1, help="processes of the server")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.api_workers)
+        serve(args.api_workers, args.serve)
         return
     os.sched_setaffinity(0, {CORES[-1]})
+    gc.disable()  # the clients' pauses are no latency of the server
     print("clients  asked tok/s  tok/s  core  tok/core-s  added p50 ms  p99 ms")
     found = []
     for clients in args.clients:

@@ -146,11 +146,23 @@ async def kill(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
                 last = event
         return time.monotonic() - killed, last
 
+    async def health() -> Counter[int]:
+        """What a probe is told until nobody answers."""
+        told: Counter[int] = Counter()
+        with contextlib.suppress(aiohttp.ClientConnectionError):
+            while True:
+                async with http.get("/health") as response:
+                    told[response.status] += 1
+                    assert response.status == 503 or time.monotonic() - killed < 0.1, told
+                await asyncio.sleep(0.01)
+        return told
+
     streams = [asyncio.create_task(stream()) for _ in range(50)]
     while begun < 50:
         await asyncio.sleep(0.05)
     killed = time.monotonic()
     os.kill(server.engine_pid, signal.SIGKILL)
+    told = await health()
     ends = await asyncio.gather(*streams)
     status = await asyncio.to_thread(server.wait)
     assert status != 0, "the server exited 0"
@@ -158,6 +170,7 @@ async def kill(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
     return {
         "streams": len(ends),
         "last_error_event_ms": round(max(at for at, _ in ends) * 1000),
+        "health": dict(told),
         "exit_status": status,
         "exit_s": round(time.monotonic() - killed, 2),
     }

@@ -45,10 +45,11 @@ from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
-# A write to a reader costs more than all else that is done for a token. Where an engine's steps are
-# shorter than this, and have so many outputs, a write holds the tokens of several.
-TURN_S, MANY_OUTPUTS = 0.008, 32
-MOST_OUTPUTS = 1024  # that are read in one turn: some 15 ms of work, while no reader has its own
+# A write to a reader costs more than all else that is done for a token. After a turn of many
+# outputs the next one waits for half as long as it took, so that where steps are short a write
+# holds the tokens of several, and the loop has time for all else.
+REST, MOST_REST_S, MANY_OUTPUTS = 0.5, 0.004, 32
+READ_S = 0.005  # for which a turn reads on while there is more: no reader has its own meanwhile
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 
 
@@ -399,29 +400,30 @@ class EngineClient:
         while True:
             data = await self._from_engine.recv()
             began = time.monotonic()
-            read = self._take_news(data)
+            outputs = self._take_news(data)
             # What else is there now comes in one turn, so that readers get it as one.
             with contextlib.suppress(zmq.Again):
-                while read < MOST_OUTPUTS:
-                    read += self._take_news(inbox.recv(zmq.NOBLOCK))
+                while time.monotonic() < began + READ_S:
+                    outputs += self._take_news(inbox.recv(zmq.NOBLOCK))
+            for output in messages.join_tokens(outputs):
+                self._deliver(output)
             # recv() doesn't wait while there is more; the readers must have their turn.
-            many = read >= MANY_OUTPUTS
-            await asyncio.sleep(max(0.0, began + TURN_S - time.monotonic()) if many else 0)
+            await asyncio.sleep(0)
+            if len(outputs) >= MANY_OUTPUTS:
+                await asyncio.sleep(min(REST * (time.monotonic() - began), MOST_REST_S))
 
-    def _take_news(self, data: bytes) -> int:
-        """Takes one message in; returns how much there was in it, for the turn's measure."""
+    def _take_news(self, data: bytes) -> list[messages.Output]:
+        """Takes one message in; returns what it says of requests."""
         message = messages.decode_to_client(data)
         self._heard = time.monotonic()
         if isinstance(message, messages.Answer):
             self._take_answer(message)
-            return 1
+            return []
         assert isinstance(message, messages.Outputs)
         self.stats = message.stats
         for listener in self.listeners:
             listener.on_turn(message.stats)
-        for output in message.outputs:
-            self._deliver(output)
-        return 1 + len(message.outputs)
+        return message.outputs
 
     def _take_answer(self, answer: messages.Answer) -> None:
         asked = self._asked.get(answer.call_id)

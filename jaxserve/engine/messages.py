@@ -9,6 +9,7 @@ of its own.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -152,17 +153,18 @@ class Failed(Message, frozen=True):
     message: str
 
 
-class Output(Message, frozen=True):
-    """News of one choice of a request.
+class Output(Message, frozen=True, gc=False):
+    """News of one choice of a request. There are many, and none is in a cycle, so the garbage
+    collector needn't know them.
 
     Args:
         index: which choice.
-        logprobs: one entry a token id, if they were asked for.
-        prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
-        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
         cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
             first choice.
+        logprobs: one entry a token id, if they were asked for.
         embedding: of the prompt, [E] float32 of length 1.
+        prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
+        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -171,15 +173,27 @@ class Output(Message, frozen=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    error: str | None = None
-    error_kind: str | None = None
     index: int = 0
+    cached_tokens: int | None = None
     logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_s: float | None = None
-    embedding: bytes | None = None
-    cached_tokens: int | None = None
+    error: str | None = None
+    error_kind: str | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has nothing but tokens."""
+        return (
+            self.finish_reason is None
+            and self.error is None
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.queue_s is None
+            and self.cached_tokens is None
+        )
 
 
 class Outputs(Message, frozen=True):
@@ -206,6 +220,22 @@ def as_error(output: Output) -> JaxserveError:
     """The exception behind an output that reports one."""
     error: JaxserveError = getattr(errors, output.error_kind or "", EngineError)(output.error)
     return error
+
+
+def join_tokens(outputs: Iterable[Output]) -> list[Output]:
+    """The same news in fewer outputs: what only adds tokens to a choice's last output is put on to
+    it, in place."""
+    joined: list[Output] = []
+    last: dict[tuple[str, int], Output] = {}
+    for output in outputs:
+        choice = output.request_id, output.index
+        before = last.get(choice)
+        if before is not None and before.is_bare and output.is_bare:
+            before.token_ids.extend(output.token_ids)
+        else:
+            last[choice] = output
+            joined.append(output)
+    return joined
 
 
 ToEngine = Start | Attach | Detach | Submit | Abort | Ask | Shutdown

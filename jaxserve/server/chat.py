@@ -12,6 +12,7 @@ from jaxserve.outputs import CompletionDelta
 from jaxserve.server import generation
 from jaxserve.server.answers import AnswerParser
 from jaxserve.server.context import Serving
+from jaxserve.server.generation import TokenCount
 from jaxserve.server.logprobs import LogprobsWriter
 from jaxserve.server.parsers import Piece
 from jaxserve.server.prompts import ChatPrompt, begin, render
@@ -35,7 +36,7 @@ from jaxserve.server.sse import TextEvent, event
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat = await begin(request, ChatCompletionRequest, CHAT_UNSUPPORTED, render)
     serving, body, prompt, count = chat.serving, chat.body, chat.prompt, chat.count
-    writer = _Writer(serving, body, prompt)
+    writer = _Writer(serving, body, prompt, count)
     if body.stream:
         usage_event = writer.usage_event if body.include_usage else None
         last = generation.closing_events(usage_event, count)
@@ -60,19 +61,24 @@ class _Writer:
     Events of a choice: the role first, then what its text adds, one finish reason last.
     """
 
-    def __init__(self, serving: Serving, body: ChatCompletionRequest, prompt: ChatPrompt) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        body: ChatCompletionRequest,
+        prompt: ChatPrompt,
+        count: TokenCount,
+    ) -> None:
         self.logprobs = LogprobsWriter(
             serving.client.tokenizer, bool(body.return_tokens_as_token_ids)
         )
         self._prompt_ids = prompt.ids if body.return_token_ids else None
         self._parts = prompt.parts
         self._new_call_id = serving.new_call_id
-        self._is_plain = not (prompt.parts or body.return_token_ids or body.logprobs)
+        tells_more = body.return_token_ids or body.logprobs or body.continuous_usage
+        self._is_plain = not (prompt.parts or tells_more)
+        self._usage = generation.chunk_usage(body, count)
         self._chunk = partial(
-            ChatChunk,
-            **serving.header("chatcmpl"),
-            object="chat.completion.chunk",
-            usage=None if body.include_usage else msgspec.UNSET,
+            ChatChunk, **serving.header("chatcmpl"), object="chat.completion.chunk"
         )
         self._parsers: dict[int, AnswerParser] = {}
         self._plain: dict[int, TextEvent] = {}
@@ -124,9 +130,10 @@ class _Writer:
         return event(self._chunk(choices=[], usage=usage))
 
     def _first_event(self, index: int) -> bytes:
-        chunk = self._chunk(choices=[ChatChunkChoice(index, ChatDelta(content=""))])
+        choice = ChatChunkChoice(index, ChatDelta(content=""))
+        chunk = self._chunk(choices=[choice], usage=self._usage())
         self._plain[index] = TextEvent(chunk, "content")
-        chunk.choices[0].delta.role = "assistant"
+        choice.delta.role = "assistant"
         if self._prompt_ids is not None:
             chunk.prompt_token_ids = self._prompt_ids
         return event(chunk)
@@ -169,4 +176,4 @@ class _Writer:
         return msgspec.UNSET if self._prompt_ids is None else list(delta.token_ids)
 
     def _event(self, choice: ChatChunkChoice) -> bytes:
-        return event(self._chunk(choices=[choice]))
+        return event(self._chunk(choices=[choice], usage=self._usage()))

@@ -35,7 +35,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     count = TokenCount(sum(map(len, prompts)))
     choices = _Choices(serving, body, prompts, params)
     if body.stream:
-        chunks = _Chunks(serving, body, choices)
+        chunks = _Chunks(serving, body, choices, count)
         usage_event = chunks.of_usage if body.include_usage else None
         last = generation.closing_events(usage_event, count)
         return await generation.stream(request, batches, chunks.of_delta, last, count)
@@ -156,27 +156,25 @@ def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogp
 class _Chunks:
     """Chunks of one streamed completion: text as it comes, one finish reason a choice."""
 
-    def __init__(self, serving: Serving, body: CompletionRequest, choices: _Choices) -> None:
+    def __init__(
+        self, serving: Serving, body: CompletionRequest, choices: _Choices, count: TokenCount
+    ) -> None:
         self._choices = choices
-        header = serving.header("cmpl")
-        self._chunk = partial(
-            TextCompletion,
-            **header,
-            object="text_completion",
-            usage=None if body.include_usage else msgspec.UNSET,
-        )
-        self._tells_more = bool(body.echo or body.return_token_ids or body.logprobs is not None)
+        self._usage = generation.chunk_usage(body, count)
+        self._chunk = partial(TextCompletion, **serving.header("cmpl"), object="text_completion")
+        ids_or_counts = body.return_token_ids or body.continuous_usage
+        self._tells_more = bool(body.echo or ids_or_counts or body.logprobs is not None)
         self._plain: dict[int, TextEvent] = {}
 
     def of_delta(self, delta: CompletionDelta) -> list[bytes]:
         if self._tells_more or delta.finish_reason:
             choice = self._choices.of_delta(delta)
             tells = choice.text or choice.finish_reason or choice.logprobs or choice.token_ids
-            return [event(self._chunk(choices=[choice]))] if tells else []
+            return [event(self._chunk(choices=[choice], usage=self._usage()))] if tells else []
         if not delta.text:
             return []
         if (plain := self._plain.get(delta.index)) is None:
-            chunk = self._chunk(choices=[TextChoice(delta.index, "")])
+            chunk = self._chunk(choices=[TextChoice(delta.index, "")], usage=self._usage())
             plain = self._plain[delta.index] = TextEvent(chunk, "text")
         return [plain(delta.text)]
 

@@ -21,6 +21,7 @@ from jaxserve.server.sse import DONE, EventStream, error_event
 
 if TYPE_CHECKING:
     from jaxserve.server.context import Serving
+    from jaxserve.server.requests import GenerationRequest
 
 # A longer body is tokenized in a thread (tokenizers lets go of the GIL): about 2 ms of work.
 INLINE_BODY_BYTES = 16_384
@@ -126,6 +127,15 @@ async def stream(
             await events.write(b"".join(written))
         await events.end(b"".join(last_events()))
     return events.response
+
+
+def chunk_usage(
+    body: GenerationRequest, count: TokenCount
+) -> Callable[[], Usage | msgspec.UnsetType | None]:
+    """What a chunk with choices says of usage: the counts so far, or nothing yet, or nothing."""
+    if body.continuous_usage:
+        return count.usage
+    return lambda: None if body.include_usage else msgspec.UNSET
 
 
 def closing_events(

@@ -47,16 +47,16 @@ HTTP_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Histogram:
-    """Counts values by bucket; an observation is two list operations."""
+    """Counts values by bucket."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._bounds = name, help_text, bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def family(self, labels: Mapping[str, str], name: str | None = None) -> HistogramMetricFamily:
         """As Prometheus reads it; under another name if one is given."""
@@ -179,7 +179,7 @@ class EngineMetrics(Listener, Collector):
             self._prompt_tokens += times.prompt_tokens
 
     def on_next(self, seconds: float, tokens: int) -> None:
-        self._next.observe(seconds)
+        self._next.observe(seconds / tokens, tokens)
         self._generation_tokens += tokens
 
     def on_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:

@@ -25,17 +25,22 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Args: include_usage: end the stream with a chunk that holds the token counts."""
+    """Args:
+    include_usage: end the stream with a chunk that holds the token counts.
+    continuous_usage_stats: give each chunk the counts so far, of all choices together.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
     def check(self) -> None:
-        for name in ("include_obfuscation", "continuous_usage_stats"):
-            if getattr(self, name):
-                param = f"stream_options.{name}"
-                raise InvalidRequestError(f"{param} isn't supported; leave it out", param)
+        if self.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise InvalidRequestError(f"{param} isn't supported; leave it out", param)
+        if self.continuous_usage_stats and not self.include_usage:
+            param = "stream_options.continuous_usage_stats"
+            raise InvalidRequestError(f"{param} needs include_usage: true", param)
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -198,6 +203,10 @@ class GenerationRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True)
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def structured_params(self) -> StructuredOutputsParams | None:
         """What the output must match, by whichever of the spellings was used.

@@ -117,6 +117,20 @@ def test_streamed_completion_is_the_whole_in_chunks(client: openai.OpenAI, model
     assert {c.object for c in chunks} == {whole.object} == {"text_completion"}
 
 
+def test_each_chunk_can_tell_the_usage_so_far(client: openai.OpenAI, model: str) -> None:
+    wanted: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: Any = {"model": model, "max_tokens": 8, "stream": True, "stream_options": wanted}
+    hi: Any = [{"role": "user", "content": "hi"}]
+    for chunks in (
+        list(client.chat.completions.create(messages=hi, **asked)),
+        list(client.completions.create(prompt=TEXT, **asked)),
+    ):
+        told = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+        assert len(told) == len(chunks)
+        assert told == sorted(told)
+        assert 1 <= told[0] < told[-1] <= 8
+
+
 def test_prompts_in_all_forms(client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "temperature": 0, "max_tokens": 8}
 

@@ -333,6 +333,11 @@ def test_stream_options_need_stream() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse_chat(stream=True, stream_options={"include_obfuscation": True}).check()
     assert raised.value.param == "stream_options.include_obfuscation"
+    alone = {"continuous_usage_stats": True}
+    with pytest.raises(InvalidRequestError) as raised:
+        parse_chat(stream=True, stream_options=alone).check()
+    assert raised.value.param == "stream_options.continuous_usage_stats"
+    parse_chat(stream=True, stream_options=alone | {"include_usage": True}).check()
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def draw(figures: Figures, file: Path) -> None:
     right.plot(found, rates, "s--", color="tab:orange", label="requests/s, right")
     right.set(ylabel="requests/s", ylim=(0, None))
     lines = hits.get_lines() + right.get_lines()
-    hits.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="upper center")
+    hits.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="center left")
     wall, spread, cpu = (
         figures[f"cache_cost_{what}_percent"] for what in ("wall", "wall_spread", "cpu")
     )

@@ -24,6 +24,9 @@ PREFILL_PIECE = 256
 PREFILL_TILE = 128
 # Sequences that one step takes (1, 2, 4, 8: 10.7, 7.6, 6.8, 7.1 ms for 32 of 512 tokens).
 DECODE_GROUP = 4
+# The last piece of each context is taken as a whole one, a half or a quarter, whichever holds it
+# (1, 2, 3 sizes: 32 of 60 tokens 1.3, 0.9, 0.8 ms; 32 of 128: 2.8, 1.8, 1.7; 32 of 512: the same).
+DECODE_SIZES = 3
 _MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp(0), not NaN
 
 
@@ -41,6 +44,15 @@ class _Softmax(NamedTuple):
             jnp.full(shape[:-1], _MASKED, jnp.float32),
             jnp.zeros(shape[:-1], jnp.float32),
             jnp.zeros(shape, jnp.float32),
+        )
+
+    def then(self, piece: _Softmax) -> _Softmax:
+        """This and a piece after it, whose maximum is at least as high."""
+        decay = jnp.exp(self.top - piece.top)
+        return _Softmax(
+            piece.top,
+            self.total * decay + piece.total,
+            self.values * decay[..., None] + piece.values,
         )
 
     def result(self, sinks: jax.Array | None) -> jax.Array:
@@ -162,6 +174,7 @@ def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
     num_tokens, kv_heads, group, head_dim = problem.q.shape
     size = min(DECODE_GROUP, problem.query_lens.shape[0])
     piece = problem.piece_size(DECODE_PIECE)
+    sizes = sorted({problem.piece_size(piece >> i) for i in range(DECODE_SIZES)})
     last = problem.context_lens - 1
     first_key = problem.first_key(last)
     first_piece = first_key // piece
@@ -189,7 +202,12 @@ def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
         state = jax.tree.map(lambda old, new: jnp.where(nth == 0, new, old), state, empty)
         positions = jnp.repeat(end - 1, kv_heads)[:, None]
         query = _rows(queries, first, size).reshape(shape)
-        state = _attend(problem, tables, query, positions, place, piece, state)
+        # The last piece of a context is seldom full: fewer keys, and the same bits, for keys that
+        # are not seen add nothing.
+        longest = jnp.max(end - place.start)
+        weigh = [functools.partial(_weigh, problem, tables, piece=size) for size in sizes]
+        smallest = sum(((longest > size).astype(jnp.int32) for size in sizes[:-1]), jnp.int32(0))
+        state = state.then(lax.switch(smallest, weigh, query, positions, place, state.top))
         rows = state.result(sinks).reshape(size, kv_heads, group + spare, head_dim)
         # Stored at every piece; what the group's last one stores stays.
         return i + 1, state, _store(out, rows, first)
@@ -245,14 +263,16 @@ def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
         state = lax.fori_loop(
             first_piece,
             end_piece,
-            lambda n, state: _attend(
-                problem,
-                tables,
-                query,
-                positions,
-                _Piece(s, *(x[None] for x in (n * piece, begin, end))),
-                piece,
-                state,
+            lambda n, state: state.then(
+                _weigh(
+                    problem,
+                    tables,
+                    query,
+                    positions,
+                    _Piece(s, *(x[None] for x in (n * piece, begin, end))),
+                    state.top,
+                    piece=piece,
+                )
             ),
             _Softmax.empty(query.shape),
         )
@@ -263,16 +283,17 @@ def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
     return lax.while_loop(lambda carry: carry[0] < count, step, (jnp.uint32(0), out))[1]
 
 
-def _attend(
+def _weigh(
     problem: _Problem,
     tables: jax.Array,  # [S, W']
     query: jax.Array,  # [N * K, R, D]
     positions: jax.Array,  # [N * K or 1, R or 1]
     place: _Piece,
+    top: jax.Array,  # [N * K, R]
+    *,
     piece: int,
-    state: _Softmax,
 ) -> _Softmax:
-    """Takes the keys of a piece into the softmax of some rows."""
+    """The keys of a piece alone, weighed by a maximum that is at least `top`."""
     keys, values = _gather(problem, tables, place, piece)
     scores = jnp.einsum("krd,kcd->krc", query, keys)
     if problem.softcap is not None:
@@ -283,15 +304,10 @@ def _attend(
     if problem.window is not None:
         seen &= key_positions > positions[..., None] - problem.window
     scores = jnp.where(seen, scores, _MASKED)
-    top = jnp.maximum(state.top, scores.max(axis=-1))
+    top = jnp.maximum(top, scores.max(axis=-1))
     # A row that has seen nothing yet gathers weights of 1; its first real key decays them to 0.
     weights = jnp.exp(scores - top[..., None])
-    decay = jnp.exp(state.top - top)
-    return _Softmax(
-        top=top,
-        total=state.total * decay + _sum_last(weights),
-        values=state.values * decay[..., None] + jnp.einsum("krc,kcd->krd", weights, values),
-    )
+    return _Softmax(top, _sum_last(weights), jnp.einsum("krc,kcd->krd", weights, values))
 
 
 def _sum_last(x: jax.Array) -> jax.Array:

@@ -22,6 +22,11 @@ class Registry:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of the requests, oldest first."""
+        return list(self._live)
+
     def sequences(self, request_id: str) -> list[Sequence]:
         """Those alive, oldest first; none for an unknown id."""
         return list(self._live.get(request_id, ()))

@@ -499,6 +499,16 @@ class Scheduler:
         return self._registry.started(self._updated)
 
     @property
+    def num_queued(self) -> int:
+        """Sequences in the queue, which max_queued_requests counts."""
+        return len(self._waiting)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that have yet to end."""
+        return self._registry.request_ids
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request has yet to end."""
         return self._registry.num_live > 0

@@ -135,25 +135,24 @@ def _latency(results: Results, file: Path) -> None:
             axes.set_xlim(left=0)
             axes.grid(alpha=0.3)
     handles, labels = rows[-1][0].get_legend_handles_labels()
-    for at, label in enumerate(labels):
-        if label.startswith("real"):
-            handles.append(handles.pop(at))
-            labels.append(labels.pop(at))
-            break
-    figure.legend(handles, labels, loc="lower center", ncols=6, fontsize=9)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    order = sorted(range(len(labels)), key=lambda at: handles[at].get_marker() == "*")
+    handles, labels = ([found[at] for at in order] for found in (handles, labels))
+    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=9)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(file, dpi=90)
     plt.close(figure)
 
 
 def _real(axes: Axes, runs: list[dict[str, Any]]) -> None:
     """Runs of the real engine, and what the clock says of the same arrivals."""
-    label: str | None = "real engine"
+    labels: list[str | None] = ["real engine, few arrivals", "clock, same arrivals"]
     for run in runs:
         color, _ = STYLE[run["system"]]
-        place = (run["rate"], 1000 * run["latency"])
-        axes.plot(*place, "*", color=color, markersize=13, mec="black", label=label)
-        label = None
+        found = (("latency", color, "black"), ("told_latency", "none", color))
+        for (key, face, edge), label in zip(found, labels, strict=True):
+            place = (run["rate"], 1000 * run[key])
+            axes.plot(*place, "*", color=face, markersize=13, mec=edge, label=label)
+        labels = [None, None]
 
 
 def _blocks(results: Results, file: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from safetensors.numpy import save_file
 import checkpoints
 from bench.twin.cases import Sizes, record
 from bench.twin.record import Prompts, Recorded, Recorder, sharegpt_like
-from bench.twin.trace import PackedStep, random_pages, save
+from bench.twin.trace import PackedStep, peak_resident_mib, random_pages, save
 from jaxserve import LLM, SamplingParams
 from jaxserve.engine.loader import outline
 from jaxserve.models.config import ModelConfig
@@ -228,5 +227,6 @@ def case_figures(case: str, label: str, seconds: np.ndarray, tokens: int) -> dic
 def peak_mib() -> float:
     """Most memory so far: the device's, or on a CPU this process's."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-    return float(stats.get("peak_bytes_in_use", own)) / 2**20
+    if "peak_bytes_in_use" in stats:
+        return float(stats["peak_bytes_in_use"]) / 2**20
+    return peak_resident_mib()

@@ -12,7 +12,6 @@ JSON.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from bench.twin.trace import PackedStep, load, random_pages
+from bench.twin.trace import PackedStep, load, peak_resident_mib, random_pages
 
 SEGMENT = 5  # layers that one compiled program runs, as in ours on a CPU
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -285,9 +284,7 @@ def main() -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "peak_mib": (
-            torch.cuda.max_memory_allocated() / 2**20
-            if device == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+            torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_resident_mib()
         ),
     }
     print(json.dumps(figures))

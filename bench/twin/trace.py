@@ -12,6 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 
+def peak_resident_mib() -> float:
+    """Most memory that this process has had. (getrusage's figure begins at its parent's.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+
+
 class PackedStep(NamedTuple):
     """One step, all int32. Rows of one token come first.
 

@@ -11,7 +11,7 @@ from jaxserve.errors import ConfigError
 # where rows fill vectors.
 LEAST_ROWS = 16
 SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
-CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here in steps of four
+CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here, each twice the last
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +63,7 @@ class BucketTable:
         if batch_invariant or max_num_seqs > 1:
             rows.append(most)
         short = (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs))
-        chunks = [(CHUNK_TOKENS << 2 * i, max_num_seqs) for i in range(8)]
+        chunks = [(CHUNK_TOKENS << i, max_num_seqs) for i in range(16)]
         shapes = {Bucket(t, s) for t, s in (short, *chunks) if s < t < max_num_batched_tokens}
         shapes.add(Bucket(max(max_num_batched_tokens, LEAST_ROWS), max_num_seqs))
         return cls(tuple(Bucket(r, r) for r in rows), tuple(sorted(shapes)))

@@ -330,6 +330,11 @@ class EngineClient:
             raise EngineError(answer.error)
         return answer.done
 
+    def detach(self, number: int) -> None:
+        """Tells the engine that a further client has died, so that it ends that one's requests."""
+        if self.healthy:
+            self._post(messages.Detach(number))
+
     async def close(self) -> None:
         """Fails what still runs; ends the engine process, if this client has started it, and
         frees what belongs to it."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxserve.config import EngineConfig
@@ -32,7 +32,6 @@ from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
 from scheduler import (
-    QueueFullError,
     Request,
     RequestTooLongError,
     Scheduler,
@@ -106,13 +105,12 @@ class EngineCore:
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 policy=config.scheduling_policy,
-                max_queued_requests=config.max_queued_requests,
                 cache_groups=limits.layout.groups,
             )
         )
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
-        self._overlap = config.overlap
+        self._overlap, self._most_queued = config.overlap, config.max_queued_requests
         self._flights: deque[InFlight] = deque()  # oldest first
         self._started: StepPlan | None = None  # of a step that isn't drawn, so not in flight yet
         self._clock = StepClock()
@@ -139,9 +137,15 @@ class EngineCore:
         return bool(self._flights) or self._scheduler.has_unfinished or len(self._grammars) > 0
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that have yet to end."""
+        return self._scheduler.request_ids + self._grammars.request_ids
+
+    @property
     def stats(self) -> SchedulerStats:
-        """Running, waiting, blocks, hits, preemptions."""
-        return self._scheduler.stats()
+        """Running, waiting (also for a grammar), blocks, hits, preemptions."""
+        stats = self._scheduler.stats()
+        return replace(stats, waiting=stats.waiting + len(self._grammars))
 
     def report(self) -> EngineStats:
         """What there is to say of the time since the last report."""
@@ -160,10 +164,13 @@ class EngineCore:
 
     def submit(self, message: Submit) -> Output | None:
         """Registers a request; an Output only if it was refused at once."""
-        if message.params.structured_outputs is not None:
-            self._grammars.put(message)
-            return None
-        return self._add(message, None)
+        if self._scheduler.num_queued + len(self._grammars) >= self._most_queued:
+            error = OverloadedError(f"{self._most_queued} requests wait already")
+            return _refusal(message, OverloadedError.__name__, error)
+        if message.params.structured_outputs is None:
+            return self._add(message, None)
+        grammar = self._grammars.put(message)
+        return None if grammar is None else self._add(message, grammar)
 
     def _add(self, message: Submit, compiled: Future[Grammar] | None) -> Output | None:
         """Hands a request to the scheduler; an Output only if that can't be."""
@@ -173,7 +180,7 @@ class EngineCore:
             return _refusal(message, "InvalidRequestError", error)
         except UnprocessableError as error:
             return _refusal(message, UnprocessableError.__name__, error)
-        except (OverloadedError, QueueFullError) as error:
+        except OverloadedError as error:
             return _refusal(message, OverloadedError.__name__, error)
         except Exception as error:  # whatever it is, it is this request's alone
             log.exception("request %s can't be taken in", message.request_id)
@@ -227,8 +234,8 @@ class EngineCore:
         cost more than the pause.
 
         Args:
-            meanwhile: called again and again while the device is busy; it may submit and abort,
-                and should take about a millisecond.
+            meanwhile: called again and again while the device is busy or grammars are followed; it
+                may submit and abort, and should take about a millisecond.
         """
         self._clock.look(bool(self._flights) and self._flights[0].handle.ready)
         outputs = self._admit_compiled()
@@ -258,7 +265,7 @@ class EngineCore:
             outputs += self._hand_out(meanwhile)
             self._clock.look(started.ready)
         with _blamed_on_the_step():
-            handle = self._runner.draw(started)
+            handle = self._runner.draw(started, meanwhile)
         self._clock.started()
         self._started = None
         self._flights.append(InFlight(plan, handle, begin))

@@ -22,7 +22,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import SchedulerStats
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 Wish = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
@@ -41,6 +41,12 @@ class Start(Message, frozen=True):
 
 class Attach(Message, frozen=True):
     """A further client is there. It is told what the first one was: Fetched, and Ready."""
+
+    client: int
+
+
+class Detach(Message, frozen=True):
+    """A further client has died: what it asked for is aborted."""
 
     client: int
 
@@ -231,7 +237,7 @@ def join_tokens(outputs: Iterable[Output]) -> list[Output]:
     return joined
 
 
-ToEngine = Start | Attach | Submit | Abort | Ask | Shutdown
+ToEngine = Start | Attach | Detach | Submit | Abort | Ask | Shutdown
 ToClient = Fetched | Ready | Failed | Outputs | Answer
 
 

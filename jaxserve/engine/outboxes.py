@@ -29,6 +29,14 @@ class Outboxes:
         outbox.set(zmq.SNDHWM, 0)
         outbox.connect(messages.from_engine(self._folder, client))
 
+    def remove(self, client: int) -> None:
+        """A client is gone; one that was never there is ignored."""
+        if (outbox := self._sockets.pop(client, None)) is not None:
+            outbox.close(linger=0)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._sockets
+
     def send(self, message: messages.ToClient, client: int = 0) -> None:
         self._sockets[client].send(messages.encode(message))
 
@@ -39,7 +47,8 @@ class Outboxes:
             return
         own: dict[int, list[messages.Output]] = {client: [] for client in self._sockets}
         for output in outputs:
-            own[messages.client_of(output.request_id)].append(output)
+            if (news := own.get(messages.client_of(output.request_id))) is not None:
+                news.append(output)
         for client, news in own.items():
             self.send(messages.Outputs(news, stats), client)
             stats = msgspec.structs.replace(stats, step_s=None, step_tokens=0)

@@ -60,7 +60,10 @@ class EngineProcess:
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._outboxes.send(ready)
-        return self._serve(core)
+        try:
+            return self._serve(core)
+        finally:
+            core.close()
 
     def _serve(self, core: EngineCore) -> int:
         while not self._ending:
@@ -89,9 +92,16 @@ class EngineProcess:
                     self._outboxes.add(client)
                     self._outboxes.send(self._fetched, client)
                     self._outboxes.send(core.ready, client)
-                case messages.Ask():
-                    self._outboxes.send(_grant(core, message), message.client)
-                case messages.Submit():
+                case messages.Detach(client):
+                    self._outboxes.remove(client)
+                    theirs = [i for i in core.request_ids if messages.client_of(i) == client]
+                    for own_id in theirs:
+                        core.abort(own_id)
+                    log.info("client %d has left; aborted %d requests", client, len(theirs))
+                    freed = True
+                case messages.Ask(client=client) if client in self._outboxes:
+                    self._outboxes.send(_grant(core, message), client)
+                case messages.Submit() if messages.client_of(message.request_id) in self._outboxes:
                     if refusal := core.submit(message):
                         self._refusals.append(refusal)
                 case messages.Abort():

@@ -140,12 +140,16 @@ class Runner:
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
         return self._start(bucket, buffers, rows, spans, pooled, awaits)
 
-    def draw(self, started: Started) -> StepHandle:
+    def draw(self, started: Started, meanwhile: Callable[[], None] | None = None) -> StepHandle:
         """Starts the draw of the step dispatched last. If that awaits tokens, all those of the
-        steps before it must be known."""
+        steps before it must be known.
+
+        Args:
+            meanwhile: as of SamplingState.advance().
+        """
         drawn, step = started.buffers.rows, started.step
         sampled = drawn.keep > 0
-        self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled])
+        self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled], meanwhile)
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
         draws = started.buffers.draws
         self._state, output = step.sample(self._params, state, started.drawn, draws)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.errors import EngineError, JaxserveError
+from jaxserve.sampling.grammar import StepBudget
 from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
@@ -18,6 +20,7 @@ from scheduler import Sequence, SlotStart
 
 # Rows that one call writes.
 COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
+MEANWHILE_S = 0.05  # between calls of what costs a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,27 @@ class SamplingState:
             slot in self._masks and self._masks[slot][1].needs_each_token for slot in slots
         )
 
-    def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
+    def advance(
+        self,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Brings the masks of rows that draw output tokens at `positions` up to date; the tokens
-        before them are known, or the sequence has ended."""
+        before them are known, or the sequence has ended.
+
+        Args:
+            meanwhile: called now and then, if it takes long.
+        """
         if not self._masks:
             return
+        budget, called = StepBudget(len(slots)), time.monotonic()
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             if slot not in self._masks:
                 continue
+            if meanwhile is not None and time.monotonic() - called > MEANWHILE_S:
+                meanwhile()
+                called = time.monotonic()
             sequence, mask = self._masks[slot]
             if sequence.finish_reason is not None:
                 continue  # it was planned before its end was known
@@ -92,7 +108,7 @@ class SamplingState:
                 continue
             self._unwritten.discard(slot)
             try:
-                row = mask.row(position, sequence.output_token_ids)
+                row = mask.row(position, sequence.output_token_ids, budget)
             except Exception as error:
                 del self._masks[slot]
                 if not isinstance(error, JaxserveError):

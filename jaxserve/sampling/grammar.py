@@ -5,27 +5,39 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.bits import mask_words
 from jaxserve.sampling.params import StructuredOutputsParams
-from jaxserve.sampling.processors import mask_words
 
-CACHED_GRAMMARS = 128
 MAX_SOURCE = 250_000  # characters; a rule of a few of them is a level of the compiler's recursion
 STEP_ITEMS = 10_000  # of a mask's parse: an ambiguous grammar would take seconds for more
 # Processor time that an output's masks may have taken: so much, and more with each token. They hold
 # up every request's step; a usual mask takes 50 us, and the parse of an ambiguous grammar more with
 # each character.
 MASKS_S, MASKS_S_PER_TOKEN = 0.5, 0.01
+# Of all masks of a step. Once it is spent, an output's own limit is its share and some.
+STEP_S, SOME_S = 0.5, 0.1
 _REFUSED = "doesn't satisfy the grammar"  # of a token; its other errors are limits
 
 
 class GrammarError(EngineError):
     """The output broke its grammar, which its masks should have kept it from."""
+
+
+class StepBudget:
+    """Processor time for the masks of one step.
+
+    Args:
+        rows: outputs that share it.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.share_s = STEP_S / max(rows, 1)
+        self.left_s = STEP_S
 
 
 class Grammar:
@@ -51,15 +63,18 @@ class GrammarState:
         self._consumed = 0
         self._spent_s = 0.0
 
-    def mask(self, outputs: Sequence[int]) -> np.ndarray:
+    def mask(self, outputs: Sequence[int], budget: StepBudget) -> np.ndarray:
         """Packed bits of the tokens that may follow `outputs`, which go on from the last call's.
 
-        The array is reused by the next call.
+        The array is reused by the next call. Its time is taken out of the step's budget; where that
+        is spent already, an output that has taken more than its share, token by token, can't go on.
 
         Raises:
             GrammarError: they break the grammar.
             InvalidRequestError: it is too complex to follow.
         """
+        if budget.left_s < 0:
+            self._check(SOME_S, budget.share_s)
         began = time.thread_time()
         new = list(outputs[self._consumed :])
         self._consumed += len(new)
@@ -68,16 +83,21 @@ class GrammarState:
                 break
         else:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        took_s = time.thread_time() - began
+        self._spent_s += took_s
+        budget.left_s -= took_s
         if self._matcher.is_error():
             raise _error(self._matcher)
-        self._spent_s += time.thread_time() - began
-        if self._spent_s > MASKS_S + MASKS_S_PER_TOKEN * self._consumed:
+        self._check(MASKS_S, MASKS_S_PER_TOKEN)
+        return self._bits
+
+    def _check(self, most_s: float, most_s_per_token: float) -> None:
+        if self._spent_s > most_s + most_s_per_token * self._consumed:
             raise InvalidRequestError(
                 "the grammar is too complex to follow, make it simpler: it took "
                 f"{self._spent_s:.1f} s for {self._consumed} tokens",
                 "structured_outputs",
             )
-        return self._bits
 
 
 class GrammarCompiler:
@@ -93,13 +113,10 @@ class GrammarCompiler:
         self._words = mask_words(vocab)
         self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=list(eos_token_ids))
-        self._cached = lru_cache(CACHED_GRAMMARS)(self._compile)
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Raises InvalidRequestError for what llguidance refuses, with its message."""
-        return self._cached(_source(params))
-
-    def _compile(self, source: str) -> Grammar:
+        source = _source(params)
         if len(source) > MAX_SOURCE:
             raise InvalidRequestError(
                 f"the grammar has {len(source)} characters; at most {MAX_SOURCE} can be compiled: "

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import UnprocessableError
-from jaxserve.sampling.grammar import Grammar, GrammarState
+from jaxserve.sampling.bits import WORD, mask_words
+from jaxserve.sampling.grammar import Grammar, GrammarState, StepBudget
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.sampling.processors import WORD, mask_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,12 @@ class TokenMask:
         """Whether the mask of output token `position` may differ from the one before."""
         return self.needs_each_token or position == self._rules.min_tokens
 
-    def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
+    def row(self, position: int, outputs: Sequence[int], budget: StepBudget) -> np.ndarray:
         """The packed mask [ceil(V / 32)] int32 of output token `position`.
 
         Args:
             outputs: the tokens before it, if the rules need them.
+            budget: of the step.
 
         Raises:
             GrammarError: the outputs break the grammar.
@@ -118,7 +119,7 @@ class TokenMask:
         """
         row = self._rules.row(position, outputs)
         if self._grammar is not None:
-            row &= self._grammar.mask(outputs)
+            row &= self._grammar.mask(outputs, budget)
         self._rules.check_any(row, position)
         return row
 

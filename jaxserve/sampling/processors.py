@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.sampling.bits import WORD, mask_words
 from jaxserve.sampling.params import MAX_LOGIT_BIAS
 from jaxserve.sampling.rows import SamplingRows
-
-WORD = 32  # bits of a mask word
 
 
 class SamplingTables(NamedTuple):
@@ -35,11 +34,6 @@ class SamplingTables(NamedTuple):
             jnp.zeros((rows, mask_words(vocab)), jnp.int32),
             jnp.zeros((rows, 2, MAX_LOGIT_BIAS), jnp.int32),
         )
-
-
-def mask_words(vocab: int) -> int:
-    """Words of a mask over `vocab` tokens."""
-    return -(-vocab // WORD)
 
 
 def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> jax.Array:

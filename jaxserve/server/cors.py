@@ -11,7 +11,7 @@ from jaxserve.server.errors import ApiError, Handler
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "X-Request-Id, Retry-After"
 MAX_AGE_SECONDS = "600"
-OWN_SITES = (None, "same-origin", "none")  # of Sec-Fetch-Site; "none" is the user, not a page
+OWN_SITES = ("same-origin", "none")  # of Sec-Fetch-Site; "none" is the user, not a page
 
 
 @web.middleware
@@ -54,10 +54,7 @@ def own_pages_alone(handler: Handler) -> Handler:
     """
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        origin = request.headers.get(hdrs.ORIGIN)
-        foreign = origin is not None and origin.partition("://")[2] != request.host
-        foreign = foreign or request.headers.get("Sec-Fetch-Site") not in OWN_SITES
-        if foreign and not _allowed(request):
+        if _foreign(request) and not _allowed(request):
             raise ApiError(
                 403,
                 "a web page of another site may not do this; --allowed-origins names those that "
@@ -67,6 +64,13 @@ def own_pages_alone(handler: Handler) -> Handler:
         return await handler(request)
 
     return guarded
+
+
+def _foreign(request: web.Request) -> bool:
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get(hdrs.ORIGIN)
+    if site is not None:  # the browser knows best: a proxy may have changed the host
+        return site not in OWN_SITES
+    return origin is not None and origin.partition("://")[2] != request.host
 
 
 def _allowed(request: web.Request) -> bool:

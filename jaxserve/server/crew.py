@@ -102,6 +102,15 @@ class Crew:
             for wait in waits:
                 wait.cancel()
 
+    async def detach_ended(self, client: EngineClient) -> None:
+        """Has the engine forget what each of them, once it has ended, still wanted."""
+
+        async def detach(number: int, process: asyncio.subprocess.Process) -> None:
+            await process.wait()
+            client.detach(number)
+
+        await asyncio.gather(*(detach(*one) for one in enumerate(self.processes, 1)))
+
     async def wait_all(self) -> None:
         for process in self.processes:
             await process.wait()

@@ -170,6 +170,7 @@ async def until_stopped(
     in_restart = stop.asked.is_set() and not serving.client.healthy
     dead = asyncio.create_task(_wait_dead(serving.client, crew))
     lost = asyncio.create_task(crew.wait_one())
+    detaching = asyncio.create_task(crew.detach_ended(serving.client))
     try:
         await _any(dead, lost, stop.asked.wait())
         failure = None if stop.asked.is_set() else "a server process died"
@@ -184,8 +185,8 @@ async def until_stopped(
             failure = "the engine process died; its own messages are above"
         return failure
     finally:
-        dead.cancel()
-        lost.cancel()
+        for task in (dead, lost, detaching):
+            task.cancel()
 
 
 async def _wait_dead(client: EngineClient, crew: Crew) -> None:

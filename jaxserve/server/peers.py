@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from jaxserve.server.admission import Admission
 
 ANSWER_S = aiohttp.ClientTimeout(total=5.0)
-ADDED = ("counter", "histogram")
+STARTED = "process_start_time_seconds"  # of which the earliest holds; all else is added up
 
 Answer = TypeVar("Answer")
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,8 +55,7 @@ class Peers:
             return web.Response(body=_encode(admission.in_flight))
 
         async def metrics(_: web.Request) -> web.Response:
-            counted = [_Family.of(f) for f in registry.collect() if f.type in ADDED]
-            return web.Response(body=_encode(counted))
+            return web.Response(body=_encode([_Family.of(f) for f in registry.collect()]))
 
         app = web.Application()
         app.add_routes([web.get("/load", load), web.get("/metrics", metrics)])
@@ -73,7 +72,7 @@ class Peers:
         return sum(await self._ask("/load", int))
 
     async def metrics(self, own: Iterable[Metric]) -> Iterable[Metric]:
-        """This process's figures, with what the others have counted added."""
+        """This process's figures and the others' together."""
         families = {family.name: family for family in own}
         for counted in await self._ask("/metrics", list[_Family]):
             for family in counted:
@@ -104,14 +103,15 @@ class _Family(msgspec.Struct, array_like=True):
         return cls(metric.name, metric.documentation, metric.type, samples)
 
     def add_to(self, metric: Metric) -> None:
-        """Adds each sample to the one of the same name and labels."""
+        """Joins each sample with the one of the same name and labels."""
         at = {_key(s.name, s.labels): i for i, s in enumerate(metric.samples)}
         for name, labels, value in self.samples:
             if (i := at.get(_key(name, labels))) is None:
                 metric.add_sample(name, labels, value)
             else:
                 known = metric.samples[i]
-                metric.samples[i] = known._replace(value=known.value + value)
+                both = min(known.value, value) if name == STARTED else known.value + value
+                metric.samples[i] = known._replace(value=both)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:

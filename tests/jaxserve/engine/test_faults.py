@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -10,12 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxserve.engine import grammar_queue
+from jaxserve.engine import grammar_queue, sampling_state
+from jaxserve.engine.grammar_queue import THREADS, GrammarQueue
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.engine.runner import Started
 from jaxserve.errors import EngineError, InvalidRequestError
-from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler
+from jaxserve.sampling import grammar_trial
+from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler, GrammarState
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -31,11 +34,11 @@ class Broken:
         self._draw, self._left, self._wholly = llm.core._runner.draw, times, wholly
         monkeypatch.setattr(llm.core._runner, "draw", self)
 
-    def __call__(self, started: Started) -> Any:
+    def __call__(self, started: Started, *args: Any) -> Any:
         if self._left and (started.rows or self._wholly):
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._draw(started)
+        return self._draw(started, *args)
 
 
 def submit(llm: LLM, name: str, prompt: list[int]) -> None:
@@ -125,12 +128,12 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(llm: LLM, prompts: list[l
 def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise ValueError("no such vocabulary")
 
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     with monkeypatch.context() as patched:
-        patched.setattr(llm.core._grammars, "_run", broken)
+        patched.setattr(GrammarCompiler, "compile", broken)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         with pytest.raises(EngineError, match="no such vocabulary"):
             llm.generate(prompts[0], params)
@@ -153,56 +156,140 @@ def test_a_grammar_too_complex_to_follow_fails_that_request_alone(
     assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
 
 
-def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> threading.Event:
-    """All grammars but the regex `but` are compiled once the event is set."""
-    compile_, held = GrammarCompiler.compile, threading.Event()
+# 79 characters that take a minute of processor time to compile, and gigabytes.
+HOSTILE = '{"type": "integer", "multipleOf": %d}'
+
+
+def submit_grammar(llm: LLM, name: str, **grammar: Any) -> None:
+    params = SamplingParams(
+        temperature=0, max_tokens=4, structured_outputs=StructuredOutputsParams(**grammar)
+    )
+    refused = llm.core.submit(llm._intake.submission(name, [65], params))
+    assert refused is None
+
+
+@pytest.mark.slow
+def test_grammars_that_compile_for_ever_are_ended(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are threads, and those that come later have theirs."""
+    queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
+    monkeypatch.setattr(grammar_trial, "LIMIT_S", 1)
+    monkeypatch.setattr(llm.core, "_grammars", queue)
+    hostile = [f"hostile {i}" for i in range(THREADS + 1)]
+    for i, name in enumerate(hostile):
+        submit_grammar(llm, name, json=HOSTILE % (9999991 + 2 * i))
+    submit_grammar(llm, "good", regex="[a-z]{3}")
+    outputs = drain(llm)
+    queue.close()
+    failed = {o.request_id: o for o in outputs if o.error}
+    assert sorted(failed) == hostile
+    assert {o.error_kind for o in failed.values()} == {"InvalidRequestError"}
+    assert all("1 s of processor time" in (o.error or "") for o in failed.values())
+    assert [o.finish_reason for o in outputs if o.request_id == "good"][-1] == "stop"
+
+
+def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> tuple[threading.Event, list[str]]:
+    """All regexes but one are compiled once the event is set; and a list of those begun."""
+    compile_, held, begun = GrammarCompiler.compile, threading.Event(), []
 
     def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
+        begun.append(params.regex)
         if params.regex != but:
             held.wait(60)
         return compile_(self, params)
 
     monkeypatch.setattr(GrammarCompiler, "compile", compiling)
-    return held
+    return held, begun
 
 
-def submit_regex(llm: LLM, name: str, regex: str) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
-    llm.core.submit(llm._intake.submission(name, [65], params))
-
-
-def test_a_grammar_that_compiles_for_too_long_is_refused(
+def test_a_grammar_asked_for_by_many_is_compiled_once_and_kept(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = hold_compiling(monkeypatch, but="[0-9]{2}")
-    submit_regex(llm, "slow", "[a-z]{3}")
-    submit_regex(llm, "quick", "[0-9]{2}")
+    held, begun = hold_compiling(monkeypatch, but="known")
+    submit_grammar(llm, "first", regex="known")
+    drain(llm)
+    slow = [f"w{i}+" for i in range(THREADS)]
+    for i in range(4):
+        for regex in slow:
+            submit_grammar(llm, f"{regex} {i}", regex=regex)
+    submit_grammar(llm, "second", regex="known")
     finished: list[str] = []
-    while "quick" not in finished:  # beside the slow one
+    while "second" not in finished:  # beside those that hold all threads
         finished += [o.request_id for o in llm.core.step() if o.finish_reason]
-    monkeypatch.setattr(grammar_queue, "LIMIT_S", 0.0)
-    (refused,) = drain(llm)
+    assert finished == ["second"]
     held.set()
-    assert (refused.request_id, refused.error_kind) == ("slow", "InvalidRequestError")
-    assert "to compile" in (refused.error or "")
+    ends = [o.request_id for o in drain(llm) if o.finish_reason]
+    assert len(ends) == 4 * len(slow)
+    assert sorted(begun) == ["known", *slow]
+
+
+def test_requests_whose_grammar_compiles_take_places_of_the_queue(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = hold_compiling(monkeypatch, but="")
+    monkeypatch.setattr(llm.core, "_most_queued", 3)
+    for name in ("a", "b", "c"):
+        submit_grammar(llm, name, regex=f"{name}{{2}}")
+    assert llm.core.stats.waiting == 3
+    late = llm._intake.submission("late", [65], GREEDY)
+    refused = llm.core.submit(late)
+    assert refused is not None
+    assert refused.error_kind == "OverloadedError"
+    llm.core.abort("b")
+    assert llm.core.submit(late) is None
+    held.set()
+    ends = {o.request_id for o in drain(llm) if o.finish_reason}
+    assert ends == {"a", "c", "late"}
+    assert llm.core.stats.waiting == 0
 
 
 def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = hold_compiling(monkeypatch, but="b")
-    for i in range(grammar_queue.THREADS):
-        submit_regex(llm, f"slow {i}", f"[a-z]{{{i + 4}}}")
-    while any(job.began is None for job, _ in llm.core._grammars._pending.values()):
+    held, begun = hold_compiling(monkeypatch, but="z")
+    for i in range(THREADS):
+        submit_grammar(llm, f"slow {i}", regex=f"[a-z]{{{i + 4}}}")
+    while len(begun) < THREADS:
         assert llm.core.step() == []
-    submit_regex(llm, "late", "b")
+    submit_grammar(llm, "late", regex="z")
     assert llm.core.step() == []
     monkeypatch.setattr(grammar_queue, "WAIT_S", 0.0)
     refused = llm.core.step()
     assert [(o.request_id, o.error_kind) for o in refused] == [("late", "OverloadedError")]
     held.set()
     ends = {o.request_id: o.finish_reason for o in drain(llm) if o.finish_reason}
-    assert len(ends) == grammar_queue.THREADS
+    assert len(ends) == THREADS
+
+
+def test_a_long_row_of_masks_is_no_silence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them the engine gives signs of life, and lets requests be aborted."""
+    mask, events = GrammarState.mask, []
+
+    def recorded(self: GrammarState, *args: Any) -> np.ndarray:
+        events.append("mask")
+        return mask(self, *args)
+
+    def meanwhile() -> None:
+        if events.count("mask") == 1:
+            llm.core.abort("leaves")
+        events.append("meanwhile")
+
+    monkeypatch.setattr(sampling_state, "MEANWHILE_S", -1.0)
+    monkeypatch.setattr(GrammarState, "mask", recorded)
+    submit_grammar(llm, "known", regex="[a-z]{3}")
+    drain(llm)
+    events.clear()
+    for name in ("stays", "leaves", "stays, too"):
+        submit_grammar(llm, name, regex="[a-z]{3}")
+    outputs: list[Output] = []
+    while llm.core.has_work:
+        outputs += llm.core.step(meanwhile)
+    assert ("mask", "mask") not in itertools.pairwise(events)
+    assert events.count("mask") >= 6
+    assert {o.request_id for o in outputs if o.token_ids} == {"stays", "stays, too"}
+    assert len([o for o in outputs if o.finish_reason == "stop"]) == 2
+    assert llm.core.stats.blocks_used == 0
 
 
 def test_a_deep_grammar_is_compiled_and_a_longer_one_refused(llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.errors import ConfigError, InvalidRequestError
+from jaxserve.outputs import TokenLogprobs
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+
+LogprobsOf = Sequence[TokenLogprobs | None] | None
 
 
 def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
@@ -22,6 +26,18 @@ def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
 
 def tokens(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, ...]]:
     return [done.outputs[0].token_ids for done in llm.generate(prompts, params)]
+
+
+def assert_alike(some: LogprobsOf, others: LogprobsOf) -> None:
+    """But for the last bits, which on a model so narrow the size of a step changes."""
+    assert (some is None) == (others is None)
+    for one, other in zip(some or (), others or (), strict=True):
+        if one is None or other is None:
+            assert one is other
+            continue
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-4)
 
 
 def test_greedy_tokens_are_those_of_transformers(
@@ -49,19 +65,32 @@ def test_overlap_and_the_plain_loop_give_the_same(
     tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: list[list[int]]
 ) -> None:
     plain = LLM(str(tiny_llama), progress=False, overlap=False, **llm_settings)
-    grammar = StructuredOutputsParams(regex="[a-c]{3,9}(x|y)*")
+    regex = StructuredOutputsParams(regex="[a-c]{3,9}(x|y)*")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    json = StructuredOutputsParams(json=schema)
     params = [
-        greedy(),
-        greedy(bad_words=("A", "BC")),
-        SamplingParams(seed=3, max_tokens=32, structured_outputs=grammar, n=2),
+        greedy(logprobs=5),
+        greedy(bad_words=("A", "BC"), logprobs=1, prompt_logprobs=2),
+        SamplingParams(seed=3, max_tokens=32, structured_outputs=regex, n=2, logprobs=3),
         SamplingParams(seed=4, max_tokens=32, bad_words=("ab",), repetition_penalty=1.2),
         greedy(9, min_tokens=4, stop_token_ids=tuple(range(0, 259, 3))),
+        SamplingParams(
+            seed=5, max_tokens=24, structured_outputs=json, presence_penalty=1.0, logprobs=0
+        ),
+        SamplingParams(
+            seed=6, temperature=0.7, max_tokens=25, top_k=20, typical_p=0.9, prompt_logprobs=1
+        ),
     ]
+    # More than the rows there are, so that some wait and join steps of others.
+    params *= 2
     several = [prompts[i % 3] for i in range(len(params))]
     ours, theirs = plain.generate(several, params), llm.generate(several, params)
     plain.core.close()
     for one, other in zip(ours, theirs, strict=True):
-        assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]
+        assert_alike(one.prompt_logprobs, other.prompt_logprobs)
+        for a, b in zip(one.outputs, other.outputs, strict=True):
+            assert (a.token_ids, a.text, a.finish_reason) == (b.token_ids, b.text, b.finish_reason)
+            assert_alike(a.logprobs, b.logprobs)
 
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(

@@ -8,17 +8,27 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling import grammar as sampling_grammar
-from jaxserve.sampling.grammar import GrammarCompiler, GrammarState
+from jaxserve.sampling.grammar import GrammarCompiler, GrammarState, StepBudget
 from jaxserve.sampling.params import StructuredOutputsParams
-from jaxserve.text.tokenizer import load_tokenizer
+from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
+
+AMBIGUOUS = 's: s s s | s s | "a" | "aa"'
 
 
-def test_a_grammar_ambiguous_beyond_measure_is_refused(demo_model: Path) -> None:
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> Tokenizer:
+    return load_tokenizer(demo_model)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids)
+
+
+def test_a_grammar_ambiguous_beyond_measure_is_refused(
+    tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
     """One mask of it takes minutes if it isn't stopped; here it is the first, and the second."""
-    tokenizer = load_tokenizer(demo_model)
-    compiler = GrammarCompiler(
-        tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids
-    )
     rules = [f"e: {' | '.join(f'e{i}' for i in range(20))}"]
     rules += [f'e{i}: e e | "a" e | /[a-z]/ e | /[a-z{i % 9}]/' for i in range(20)]
     text = "\n".join(rules)
@@ -27,28 +37,46 @@ def test_a_grammar_ambiguous_beyond_measure_is_refused(demo_model: Path) -> None
     grammar = compiler.compile(StructuredOutputsParams(grammar=f'start: "\\n" e\n{text}'))
     (newline,) = tokenizer.encode("\n")
     with pytest.raises(InvalidRequestError, match="too complex"):
-        grammar.start().mask([newline])
+        grammar.start().mask([newline], StepBudget(1))
 
 
 def test_a_grammar_that_costs_more_with_each_token_is_given_up(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long before its parse is too long for one mask; a plain one of the same text goes on."""
     monkeypatch.setattr(sampling_grammar, "MASKS_S", 0.05)
     monkeypatch.setattr(sampling_grammar, "MASKS_S_PER_TOKEN", 0.0)
-    tokenizer = load_tokenizer(demo_model)
-    compiler = GrammarCompiler(
-        tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids
-    )
     (token,) = tokenizer.encode("aaaa", add_special_tokens=False)
 
     def follow(state: GrammarState) -> None:
         for n in range(200):
-            state.mask([token] * n)
+            state.mask([token] * n, StepBudget(1))
 
     plain = compiler.compile(StructuredOutputsParams(regex="a*")).start()
-    rules = 's: s s s | s s | "a" | "aa"'
-    ambiguous = compiler.compile(StructuredOutputsParams(grammar=f"start: s\n{rules}")).start()
+    ambiguous = compiler.compile(StructuredOutputsParams(grammar=f"start: s\n{AMBIGUOUS}")).start()
     follow(plain)
     with pytest.raises(InvalidRequestError, match="too complex to follow"):
         follow(ambiguous)
+
+
+def test_where_a_step_has_spent_its_budget_costly_outputs_end(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is well within its own, and those that cost little go on."""
+    monkeypatch.setattr(sampling_grammar, "STEP_S", 0.0)
+    monkeypatch.setattr(sampling_grammar, "SOME_S", 0.05)
+    monkeypatch.setattr(sampling_grammar, "MASKS_S", 100.0)
+    (token,) = tokenizer.encode("aaaa", add_special_tokens=False)
+    plain = compiler.compile(StructuredOutputsParams(regex="a*"))
+    ambiguous = compiler.compile(StructuredOutputsParams(grammar=f"start: s\n{AMBIGUOUS}"))
+    costly, cheap = ambiguous.start(), plain.start()
+
+    def follow() -> None:
+        for n in range(200):
+            budget = StepBudget(2)
+            cheap.mask([token] * n, budget)
+            costly.mask([token] * n, budget)
+            cheap.mask([token] * n, budget)
+
+    with pytest.raises(InvalidRequestError, match="too complex to follow"):
+        follow()

@@ -113,6 +113,7 @@ async def test_any_origin() -> None:
         ({}, 200),
         ({"Sec-Fetch-Site": "none"}, 200),
         ({"Sec-Fetch-Site": "same-origin", "Origin": "http://{own}"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://before.the.proxy"}, 200),
         ({"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}, 200),
         ({"Origin": "https://other.example"}, 403),
         ({"Origin": "null"}, 403),

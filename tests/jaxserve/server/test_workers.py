@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -63,9 +64,13 @@ async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]
         )
         assert {answer.status for answer in answers} == {200}
         readings = await asyncio.gather(*(scrape(http) for _ in range(48)))
-        # That several processes have answered (two may have started in the same hundredth of a
-        # second), each with what all of them have counted.
-        assert len({reading["process_start_time_seconds"] for reading in readings}) > 1
+        # Several processes have answered, each for all of them.
+        assert len({reading["process_start_time_seconds"] for reading in readings}) == 1
+        servers = {server.process.pid, *server.family} - {server.engine_pid}
+        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in servers)
+        resident = sum(map(int, pages)) * resource.getpagesize()
+        for reading in readings:
+            assert reading["process_resident_memory_bytes"] == pytest.approx(resident, rel=0.2)
         assert {reading["vllm:generation_tokens_total"] for reading in readings} == {72.0}
         assert {reading["vllm:e2e_request_latency_seconds_count"] for reading in readings} == {24.0}
         assert len({reading["jaxserve:step_duration_seconds_count"] for reading in readings}) == 1
@@ -103,6 +108,7 @@ async def test_a_death_is_told_and_ends_them_all(
             os.kill(others.pop(), signal.SIGKILL)
     assert await asyncio.to_thread(server.wait) == 1
     assert f"jaxserve: {victim} died" in server.errors()
+    assert victim == "the engine process" or "has left; aborted" in server.errors()
     assert "Traceback" not in server.errors()
 
 
@@ -157,6 +163,18 @@ def test_an_engine_that_dies_while_they_start_ends_them_all(
     assert server.wait() == 1
     assert "jaxserve: the engine process died" in server.errors()
     assert "Traceback" not in server.errors()
+
+
+async def test_gauges_of_processes_are_added_and_the_first_start_holds(tmp_path: Path) -> None:
+    own, other = ProcessCollector(registry=None), CollectorRegistry()
+    ProcessCollector(registry=other)
+    begun = {family.name: family.samples[0].value for family in own.collect()}
+    async with Peers(tmp_path, 1, 2).answering(Admission(), other):
+        joined = await Peers(tmp_path, 0, 2).metrics(own.collect())
+    both = {family.name: family.samples[0].value for family in joined}
+    assert both["process_start_time_seconds"] == begun["process_start_time_seconds"]
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds", "process_max_fds"):
+        assert both[name] == pytest.approx(2 * begun[name], rel=0.3)
 
 
 async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:

@@ -88,8 +88,9 @@ class Readings:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._outbox.send(messages.encode(messages.Detach(self.NUMBER)))
         self._inbox.close(linger=0)
-        self._outbox.close(linger=0)
+        self._outbox.close(linger=1000)
 
     async def until(self, idle: bool) -> float:
         """The time (time.monotonic()) of the first reading from now on with nothing running,

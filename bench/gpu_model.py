@@ -171,15 +171,15 @@ class ModelBench:
     def _chained(self, bucket: Bucket) -> float:
         """Seconds a step of the bucket's last batch, started over and over without a look at what
         it drew."""
-        runner, buffers = self._runner, self._runner._buffers[bucket][self._runner._turn]
+        runner, buffers = self._runner, self._runner._buffers[bucket]
         step = runner._steps[bucket]
 
         def run(times: int) -> float:
             self._wait()
             begin = time.perf_counter()
             for _ in range(times):
-                state, _, rows = step.layers(runner._params, runner._state, buffers.ints)
-                runner._state, _ = step.sample(runner._params, state, rows, buffers.draws)
+                state, _, *drawn = step.layers(runner._params, runner._state, buffers.ints)
+                runner._state, _ = step.sample(runner._params, state, *drawn)
             self._wait()
             return time.perf_counter() - begin
 

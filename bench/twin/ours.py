@@ -76,10 +76,11 @@ class OurRunner:
             last = jax.device_put(np.zeros(runner._state.last_tokens.shape, np.int32))
             state = runner._state._replace(last_tokens=last)
             for step in steps:
+                state = state._replace(block_tables=jax.device_put(step.block_tables))
                 begin = time.perf_counter()
                 run = runner._steps[step.bucket]
-                state, _, rows = run.layers(runner._params, state, step.ints)
-                state, output = run.sample(runner._params, state, rows, step.draws)
+                state, _, *drawn = run.layers(runner._params, state, step.ints)
+                state, output = run.sample(runner._params, state, *drawn)
                 ids.append(np.asarray(output.ids)[: step.rows])
                 taken.append(time.perf_counter() - begin)
             runner._state = state

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bench.twin.trace import PackedStep
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
-from jaxserve.engine.batch import DrawRows, StepInts, int_shapes, split
+from jaxserve.engine.batch import DrawRows, StepBatch, StepInts, int_shapes, place, split
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.runner import HostBuffers, Started
@@ -33,15 +34,14 @@ class Recorded:
 
     bucket: Bucket
     ints: np.ndarray
-    draws: np.ndarray
     rows: int
-    width: int
+    block_tables: np.ndarray  # of all slots, [G, N+1, W]
     block_size: int
 
     @property
     def batch(self) -> StepInts[np.ndarray]:
         """The model's buffer, field by field."""
-        return StepInts(*split(self.ints, int_shapes(self.bucket, self.width, 1)))
+        return StepInts(*split(self.ints, int_shapes(self.bucket)))
 
     @property
     def tokens(self) -> int:
@@ -50,15 +50,19 @@ class Recorded:
 
     def packed(self, ids: np.ndarray) -> PackedStep:
         """Without the padding; `ids` [S] are what ours sampled."""
-        batch, draws, n, s = self.batch, DrawRows.split(self.draws), self.tokens, self.rows
+        batch, draws, n, s = self.batch, DrawRows.split(self.batch.draws), self.tokens, self.rows
+        placed = place(
+            StepInts(*map(jnp.asarray, batch)), jnp.asarray(self.block_tables), self.block_size
+        )
+        placed = StepBatch(*map(np.asarray, placed))
         blocks = -(-int(batch.context_lens[:s].max()) // self.block_size)
         return PackedStep(
             tokens=batch.tokens[:n],
-            positions=batch.positions[:n],
-            write_slots=batch.write_slots[0, :n],
+            positions=placed.positions[:n],
+            write_slots=placed.write_slots[0, :n],
             query_starts=batch.query_starts[: s + 1],
             context_lens=batch.context_lens[:s],
-            block_tables=batch.block_tables[0, :s, :blocks],
+            block_tables=placed.block_tables[0, :s, :blocks],
             slots=draws.slots[:s],
             keep=draws.keep[:s],
             ids=ids,
@@ -72,6 +76,7 @@ class Recorder:
         self._llm, self._core = llm, llm.core
         self._runner: Any = llm.core._runner
         self._steps: list[Recorded] = []
+        self._tables = np.array(self._runner._state.block_tables)
         self._count = 0
         rows = max(bucket.drawn for bucket in self._runner._steps)
         self._zeros = jax.device_put(np.zeros(rows, np.int32))
@@ -86,12 +91,16 @@ class Recorder:
             self._runner._start, self._runner.draw = start, draw
             self._core.reset_prefix_cache()  # nothing was computed
 
-    def _keep(self, bucket: Bucket, buffers: HostBuffers, rows: int, *_: object) -> Started:
-        width, size = buffers.batch.block_tables.shape[-1], self._llm.config.block_size
-        ints, draws = buffers.ints.copy(), buffers.draws.copy()
-        self._steps.append(Recorded(bucket, ints, draws, rows, width, size))
+    def _keep(
+        self, bucket: Bucket, buffers: HostBuffers, entries: np.ndarray, rows: int, *_: object
+    ) -> Started:
+        slots, groups, indices, blocks = entries
+        self._tables[groups, slots, indices] = blocks
+        (ints,) = buffers.packs(entries[:, :0], self._runner._slots.spare)
+        size = self._llm.config.block_size
+        self._steps.append(Recorded(bucket, ints, rows, self._tables.copy(), size))
         step = self._runner._steps[bucket]
-        return Started(step, buffers, rows, self._zeros, self._zeros, [], None)
+        return Started(step, buffers, rows, self._zeros, self._zeros, self._zeros, [], None)
 
     def _answer(self, started: Started) -> StepHandle:
         return StepHandle(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from jaxserve.config import EngineConfig
 from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.clock import StepClock
@@ -323,7 +325,6 @@ class EngineCore:
         self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
         self._last_step = (self._clock.step_s, done.plan.num_tokens)
         result = self._scheduler.update(done.plan, results.ids)
-        logprobs, embeddings = results.logprobs, results.embeddings
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -334,37 +335,30 @@ class EngineCore:
             for span, entries in results.prompt_logprobs
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
+        particular = results.logprobs.keys() | results.embeddings.keys()
+        begins = bool(done.plan.chunks)  # first tokens come from prompts
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
-            if seq.request.payload.pool:
-                outputs.append(
-                    Output(
-                        seq.request.request_id,
-                        [],
-                        seq.finish_reason,
-                        cached_tokens=seq.num_cached_tokens,
-                        embedding=embeddings[seq],
-                    )
-                )
-                continue
-            if seq.request.payload.params.beam_search is not None:
-                self._beams.take(seq, logprobs[seq])
-                continue
-            known = [logprobs[seq]] if seq in logprobs else None
-            first = seq.index == 0 and len(seq.output_token_ids) == 1
-            outputs.append(
-                Output(
-                    seq.request.request_id,
-                    [token],
-                    seq.finish_reason,
-                    seq.stop_reason,
-                    index=seq.index,
-                    logprobs=known,
-                    cached_tokens=seq.num_cached_tokens if first else None,
-                )
+            first = begins and len(seq.output_token_ids) == 1 and seq.index == 0
+            output = Output(
+                seq.request.request_id,
+                [token],
+                seq.finish_reason,
+                seq.stop_reason,
+                seq.index,
+                seq.num_cached_tokens if first else None,
             )
+            if seq not in particular:
+                outputs.append(output)
+            elif seq.request.payload.params.beam_search is not None:
+                self._beams.take(seq, results.logprobs[seq])
+            elif seq.request.payload.pool:
+                embedding = results.embeddings[seq]
+                outputs.append(structs.replace(output, token_ids=[], embedding=embedding))
+            else:
+                outputs.append(structs.replace(output, logprobs=[results.logprobs[seq]]))
         return outputs + self._beams.select()
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:

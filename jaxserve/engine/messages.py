@@ -153,17 +153,18 @@ class Failed(Message, frozen=True):
     message: str
 
 
-class Output(Message, frozen=True):
-    """News of one choice of a request.
+class Output(Message, frozen=True, gc=False):
+    """News of one choice of a request. There are many, and none is in a cycle, so the garbage
+    collector needn't know them.
 
     Args:
         index: which choice.
-        logprobs: one entry a token id, if they were asked for.
-        prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
-        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
         cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
             first choice.
+        logprobs: one entry a token id, if they were asked for.
         embedding: of the prompt, [E] float32 of length 1.
+        prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
+        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -172,15 +173,15 @@ class Output(Message, frozen=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    error: str | None = None
-    error_kind: str | None = None
     index: int = 0
+    cached_tokens: int | None = None
     logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
     prompt_position: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_s: float | None = None
-    embedding: bytes | None = None
-    cached_tokens: int | None = None
+    error: str | None = None
+    error_kind: str | None = None
 
     @property
     def is_bare(self) -> bool:

@@ -12,7 +12,7 @@ from jaxserve.models.cache import CacheSpec
 from pallas_kernels import page_shape, paged_attention, write_kv
 
 if TYPE_CHECKING:
-    from jaxserve.engine.batch import StepInts
+    from jaxserve.engine.batch import StepBatch
 
 Pages = list[tuple[jax.Array, jax.Array]]  # K and V of each buffer of a CacheLayout
 
@@ -34,7 +34,7 @@ def bytes_per_block(buffers: tuple[CacheSpec, ...], block_size: int, dtype: jnp.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedLayerCache:
-    """One layer's pages and the step's batch (see StepInts for the shapes).
+    """One layer's pages and the step's batch (see StepBatch for the shapes).
 
     Args:
         max_query_len: most tokens of one row, known when the step is compiled.
@@ -96,7 +96,7 @@ class StepCaches:
         self,
         pages: Pages,
         places: tuple[tuple[int, int], ...],
-        batch: StepInts[jax.Array],
+        batch: StepBatch,
         max_query_len: int,
     ) -> None:
         self.pages = list(pages)

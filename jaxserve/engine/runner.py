@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
+from jaxserve.engine.batch import ENTRIES, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.engine.buckets import Bucket, BucketTable
 from jaxserve.engine.handle import PromptSpan, StepHandle
 from jaxserve.engine.sampling_state import SamplingState
@@ -20,24 +20,34 @@ from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.rows import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
 
+_NO_ENTRIES = np.zeros((4, 0), np.int32)
+
 
 @dataclass(slots=True)
 class HostBuffers:
-    """One bucket's host arrays and the named views into them."""
+    """One bucket's buffer and the named views into it."""
 
     ints: np.ndarray
-    draws: np.ndarray
     batch: StepInts[np.ndarray]
     rows: DrawRows[np.ndarray]
 
     @classmethod
-    def allocate(cls, bucket: Bucket, width: int, groups: int) -> HostBuffers:
-        shapes = int_shapes(bucket, width, groups)
+    def allocate(cls, bucket: Bucket) -> HostBuffers:
+        shapes = int_shapes(bucket)
         ints = np.zeros(size(shapes), np.int32)
-        draws = np.zeros((bucket.drawn, DRAW_COLUMNS), np.int32)
-        rows = DrawRows.split(draws)
-        rows = rows._replace(floats=rows.floats.view(np.float32))
-        return cls(ints, draws, StepInts(*split(ints, shapes)), rows)
+        batch = StepInts(*split(ints, shapes))
+        return cls(ints, batch, DrawRows.of(batch.draws))
+
+    def packs(self, entries: np.ndarray, spare: int) -> list[np.ndarray]:
+        """Copies for the device, the last with the last of the entries [4, n]: it may still read
+        them when the buffer is filled anew."""
+        packs = []
+        for first in range(0, max(1, entries.shape[1]), ENTRIES):
+            some = entries[:, first : first + ENTRIES]
+            self.batch.entries.fill(spare + 1)
+            self.batch.entries[:, : some.shape[1]] = some
+            packs.append(self.ints.copy())
+        return packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,11 @@ class Started:
     """A step whose layers are dispatched, and whose draw is still to come.
 
     Args:
-        buffers: its host arrays.
+        buffers: its host arrays, until the next is dispatched.
         rows: the plan's rows; the rest is padding.
         x: [T, E], the last layer's output.
         drawn: [R, E], its rows that are drawn from.
+        draws: [R, DRAW_COLUMNS], how.
         spans: prompt tokens whose logprobs are asked for.
         pooled: rows whose embeddings are asked for; None if there is none.
         awaits_tokens: what a row may draw depends on a token that may be in flight.
@@ -59,6 +70,7 @@ class Started:
     rows: int
     x: jax.Array
     drawn: jax.Array
+    draws: jax.Array
     spans: list[PromptSpan]
     pooled: dict[Sequence, int] | None
     awaits_tokens: bool = False
@@ -88,20 +100,14 @@ class Runner:
         params: PartedParams,
         new_state: Callable[[], StepState],
         slots: SlotTable,
-        block_size: int,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
         self._new_state, self._slots = new_state, slots
         self._state = new_state()
         self._sampling = SamplingState(self._state.tables)
-        self._copy = copy
-        self._block_size = block_size
-        groups, _, width = slots.block_tables.shape
-        # Two sets in turn: while a step may still read one, the next step fills the other.
-        self._buffers = {
-            b: [HostBuffers.allocate(b, width, groups) for _ in range(2)] for b in steps
-        }
-        self._turn = 0
+        self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
+        self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in steps}
+        self._counted = np.arange(slots.spare + 2, dtype=np.int32)
         self._last = table.decode[0]  # the bucket of the step started last
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
@@ -128,17 +134,15 @@ class Runner:
             self._state = self._state._replace(pages=pages)
         for start in plan.starts:
             self._sampling.start(start)
-        self._slots.apply(plan)
-        rows = len(plan.decode_slots) + len(plan.chunks)
+            self._slots.occupy(start)
         pooled = self._pooled_rows(plan)
         asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
+        rows = len(plan.decode_slots) + len(plan.chunks)
         bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
-        buffers = self._empty(bucket)
-        self._fill_decodes(buffers, np.array(plan.decode_slots, np.int32))
-        spans = self._fill_chunks(buffers, plan)
-        self._fill_rows(buffers, rows)
+        buffers = self._buffers[bucket]
+        spans = self._fill(buffers, plan)
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
-        return self._start(bucket, buffers, rows, spans, pooled, awaits)
+        return self._start(bucket, buffers, _entries(plan), rows, spans, pooled, awaits)
 
     def draw(self, started: Started, meanwhile: Callable[[], None] | None = None) -> StepHandle:
         """Starts the draw of the step dispatched last. If that awaits tokens, all those of the
@@ -149,10 +153,10 @@ class Runner:
         """
         drawn, step = started.buffers.rows, started.step
         sampled = drawn.keep > 0
-        self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled], meanwhile)
+        if self._sampling.masking:
+            self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled], meanwhile)
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        draws = started.buffers.draws
-        self._state, output = step.sample(self._params, state, started.drawn, draws)
+        self._state, output = step.sample(self._params, state, started.drawn, started.draws)
         wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & sampled).tolist()
         sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
         spans = started.spans
@@ -162,13 +166,16 @@ class Runner:
             assert step.pool is not None
             handle.pooled_rows = started.pooled
             handle.pooled = step.pool(self._params.ends, started.drawn)
-        handle.start_copies()
+        if not self._on_cpu:  # whose arrays the host can read where they are
+            handle.start_copies()
         return handle
 
     def _run_empty(self, bucket: Bucket) -> None:
-        buffers = self._empty(bucket)
-        self._fill_rows(buffers, 0)
-        self.draw(self._start(bucket, buffers, 0, [], None if bucket.decode else {})).wait()
+        buffers = self._buffers[bucket]
+        self._fill(buffers, StepPlan(-1))
+        self.draw(
+            self._start(bucket, buffers, _NO_ENTRIES, 0, [], None if bucket.decode else {})
+        ).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""
@@ -194,80 +201,53 @@ class Runner:
                 rows[sequence] = row
         return rows or None
 
-    def _empty(self, bucket: Bucket) -> HostBuffers:
-        self._turn ^= 1
-        buffers = self._buffers[bucket][self._turn]
-        buffers.ints.fill(0)
-        buffers.draws.fill(0)
-        buffers.rows.slots.fill(self._slots.spare)
-        buffers.batch.write_slots.fill(-1)  # padding writes nowhere
-        return buffers
-
-    def _fill_decodes(self, buffers: HostBuffers, decodes: np.ndarray) -> None:
-        """Rows that continue from their last token, which the device holds."""
-        n, slots, batch, rows = len(decodes), self._slots, buffers.batch, buffers.rows
-        positions = slots.num_computed[decodes]
-        batch.tokens[:n] = -1 - decodes
-        batch.positions[:n] = positions
-        blocks = slots.block_tables[:, decodes, positions // self._block_size]  # [G, n]
-        batch.write_slots[:, :n] = blocks * self._block_size + positions % self._block_size
-        batch.query_starts[1 : n + 1] = np.arange(1, n + 1)
-        rows.slots[:n] = decodes
-        rows.keep[:n] = 1
-        rows.output_positions[:n] = slots.num_outputs[decodes]
-        slots.num_computed[decodes] += 1
-        slots.num_outputs[decodes] += 1
-
-    def _fill_chunks(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
-        """Rows that compute known tokens; the spans whose prompt logprobs are asked for."""
-        spans = []
-        batch, rows = buffers.batch, buffers.rows
-        slots, first, row = self._slots, len(plan.decode_slots), len(plan.decode_slots)
-        for chunk in plan.chunks:
-            n, slot = len(chunk.token_ids), chunk.slot
-            tokens = slice(first, first + n)
-            positions = np.arange(chunk.start, chunk.start + n, dtype=np.int32)
-            batch.tokens[tokens] = chunk.token_ids
-            batch.positions[tokens] = positions
-            blocks = slots.block_tables[:, slot, positions // self._block_size]  # [G, n]
-            batch.write_slots[:, tokens] = blocks * self._block_size + positions % self._block_size
+    def _fill(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
+        """Fills a bucket's arrays with a plan; the spans whose prompt logprobs are asked for."""
+        batch, table, spans = buffers.batch, self._slots, []
+        decodes = np.array(plan.decode_slots, np.int32)
+        n, first = len(decodes), len(decodes)
+        slots = np.full(len(batch.draws), table.spare)
+        slots[:n] = decodes
+        batch.tokens[:n] = -1 - decodes  # rows that continue from a token that the device holds
+        table.num_computed[decodes] += 1
+        batch.query_starts[: n + 1] = self._counted[: n + 1]
+        for row, chunk in enumerate(plan.chunks, n):
+            stop = first + len(chunk.token_ids)
+            batch.tokens[first:stop] = chunk.token_ids
             if targets := self._prompt_targets(chunk):
-                sequence = slots.sequences[slot]
+                sequence = table.sequences[chunk.slot]
                 assert sequence is not None
                 spans.append(PromptSpan(sequence, first, chunk.start + 1, targets))
-            first += n
+            first = stop
             batch.query_starts[row + 1] = first
-            rows.slots[row] = slot
-            rows.keep[row] = chunk.samples
-            rows.output_positions[row] = slots.num_outputs[slot]
-            slots.num_computed[slot] = chunk.start + n
-            slots.num_outputs[slot] += chunk.samples
-            row += 1
-        return spans
-
-    def _fill_rows(self, buffers: HostBuffers, rows: int) -> None:
-        """What a row needs beside its tokens, for all rows at once."""
-        batch, slots = buffers.batch, self._slots
-        used = buffers.rows.slots[: len(batch.context_lens)]
-        batch.query_starts[rows + 1 :] = batch.query_starts[rows]
-        batch.context_lens[:] = slots.num_computed[used]
+            slots[row] = chunk.slot
+            table.num_computed[chunk.slot] = chunk.start + len(chunk.token_ids)
+        rows = n + len(plan.chunks)
+        batch.tokens[first:] = 0
+        batch.query_starts[rows + 1 :] = first
+        batch.slots[:] = slots[: len(batch.slots)]
+        batch.context_lens[:] = table.num_computed[batch.slots]
         # Without a mode, take() would buffer what it writes.
-        slots.block_tables.take(used, 1, batch.block_tables, "clip")
-        buffers.rows.ints[:] = slots.sampling_ints[buffers.rows.slots]
-        buffers.rows.floats[:] = slots.sampling_floats[buffers.rows.slots]
+        table.draws.take(slots, 0, batch.draws, "clip")
+        for row, chunk in enumerate(plan.chunks, n):
+            buffers.rows.keep[row] = chunk.samples
+        table.rows.output_positions[slots[:rows]] += buffers.rows.keep[:rows]
+        return spans
 
     def _start(
         self,
         bucket: Bucket,
         buffers: HostBuffers,
+        entries: np.ndarray,
         rows: int,
         spans: list[PromptSpan],
         pooled: dict[Sequence, int] | None,
         awaits: bool = False,
     ) -> Started:
         step, self._last = self._steps[bucket], bucket
-        self._state, x, drawn = step.layers(self._params, self._state, buffers.ints)
-        return Started(step, buffers, rows, x, drawn, spans, pooled, awaits)
+        packs = buffers.packs(entries, self._slots.spare)
+        self._state, x, drawn, draws = step.layers(self._params, self._state, *packs)
+        return Started(step, buffers, rows, x, drawn, draws, spans, pooled, awaits)
 
     def _prompt_logprobs(
         self, step: Step, x: jax.Array, spans: list[PromptSpan]
@@ -282,3 +262,16 @@ class Runner:
             n: step.prompt_logprobs(self._params, x, n * PIECE, targets)
             for n, targets in pieces.items()
         }
+
+
+def _entries(plan: StepPlan) -> np.ndarray:
+    """[4, n], what a plan writes into the block tables, as its new_blocks."""
+    if not (plan.starts or plan.new_blocks):
+        return _NO_ENTRIES
+    news = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
+    for start in plan.starts:
+        for group, blocks in enumerate(start.block_ids):
+            own = np.empty((4, len(blocks)), np.int32)
+            own[0], own[1], own[2], own[3] = start.slot, group, np.arange(len(blocks)), blocks
+            news.append(own)
+    return np.concatenate(news, 1)

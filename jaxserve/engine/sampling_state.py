@@ -74,6 +74,11 @@ class SamplingState:
         if request.params.logit_bias:
             self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
 
+    @property
+    def masking(self) -> bool:
+        """Whether any occupant has masks."""
+        return bool(self._masks)
+
     def awaits_tokens(self, slots: Iterable[int]) -> bool:
         """Whether what one of these slots may draw depends on its last token."""
         return bool(self._masks) and any(
@@ -92,8 +97,6 @@ class SamplingState:
         Args:
             meanwhile: called now and then, if it takes long.
         """
-        if not self._masks:
-            return
         budget, called = StepBudget(len(slots)), time.monotonic()
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             if slot not in self._masks:

@@ -86,8 +86,8 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     finally:
         pool.shutdown(wait=False)  # a damaged checkpoint is told at once
     steps, copy = compiling.result()
-    slots = SlotTable(limits.max_num_seqs, programs.width, programs.groups)
-    runner = Runner(steps, copy, table, params, empty_state, slots, config.block_size)
+    slots = SlotTable(limits.max_num_seqs)
+    runner = Runner(steps, copy, table, params, empty_state, slots)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if machine.on_cpu else table.all)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)
@@ -100,17 +100,21 @@ def step_programs(
     layers = len(model.cache_specs)
     sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
     parts = ModelParts.split(model, limits.layout, sizes)
-    width = -(-limits.max_model_len // limits.block_size)
-    groups = len(limits.layout.groups)
-    return StepPrograms(parts, groups, width, vocab, one_by_one=machine.on_cpu)
+    return StepPrograms(parts, limits.block_size, vocab, one_by_one=machine.on_cpu)
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:
     """What makes an empty state."""
+    width = -(-limits.max_model_len // limits.block_size)
 
     def new_state() -> StepState:
         rows = limits.max_num_seqs + 1
         pages = allocate(limits.layout.buffers, limits.num_blocks, limits.block_size, dtype)
-        return StepState(pages, jnp.zeros(rows, jnp.int32), SamplingTables.allocate(rows, vocab))
+        return StepState(
+            pages,
+            jnp.zeros(rows, jnp.int32),
+            jnp.zeros((len(limits.layout.groups), rows, width), jnp.int32),
+            SamplingTables.allocate(rows, vocab),
+        )
 
     return new_state

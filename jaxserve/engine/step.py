@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from jaxserve.engine.batch import DRAW_COLUMNS, DrawRows, StepInts, int_shapes, size, split
+from jaxserve.engine.batch import (
+    DrawRows,
+    StepBatch,
+    StepInts,
+    int_shapes,
+    place,
+    size,
+    split,
+)
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.compile_all import Job, compile_together
 from jaxserve.engine.paged_cache import Pages, StepCaches
@@ -38,12 +46,30 @@ class StepState(NamedTuple):
     Args:
         pages: the KV pool.
         last_tokens: [N+1] int32, each slot's last sampled token.
+        block_tables: [G, N+1, W] int32, each slot's, one a cache group.
         tables: each slot's sampling tables.
     """
 
     pages: Pages
     last_tokens: jax.Array
+    block_tables: jax.Array
     tables: SamplingTables
+
+
+class Embedded(NamedTuple):
+    """What a step begins with.
+
+    Args:
+        x: [T, E], the embedded tokens.
+        batch: what the layers read beside it.
+        draws: [R, DRAW_COLUMNS], what the sampler reads.
+        block_tables: see StepState, with what is new in them.
+    """
+
+    x: jax.Array
+    batch: StepBatch
+    draws: jax.Array
+    block_tables: jax.Array
 
 
 class StepOutput(NamedTuple):
@@ -79,27 +105,33 @@ class Step:
     pool: Compiled | None
 
     def layers(
-        self, params: PartedParams, state: StepState, ints: np.ndarray
-    ) -> tuple[StepState, jax.Array, jax.Array]:
-        """Starts the step: the next state, the last layer's x [T, E], and its rows [R, E] that are
-        drawn from."""
-        batch = jax.device_put(ints)
-        x = self.embed(params.ends, state.last_tokens, batch)
+        self, params: PartedParams, state: StepState, *packs: np.ndarray
+    ) -> tuple[StepState, jax.Array, jax.Array, jax.Array]:
+        """Starts the step: the next state, the last layer's x [T, E], its rows [R, E] that are
+        drawn from, and how [R, DRAW_COLUMNS].
+
+        Args:
+            packs: the step's buffer (see StepInts). If its entries are more than one holds: such
+                with the others come first, and are read for those alone.
+        """
+        tables = state.block_tables
+        for ints in packs:
+            x, batch, draws, tables = self.embed(params.ends, state.last_tokens, tables, ints)
         pages = list(state.pages)
         for segment, run, own in zip(self.segments, self.run, params.segments, strict=True):
             x, rows, new = run(own, segment.of(pages), x, batch)
             for i, written in zip(segment.buffers, new, strict=True):
                 pages[i] = written
-        return state._replace(pages=pages), x, rows
+        return state._replace(pages=pages, block_tables=tables), x, rows, draws
 
     def sample(
-        self, params: PartedParams, state: StepState, rows: jax.Array, draws: np.ndarray
+        self, params: PartedParams, state: StepState, rows: jax.Array, draws: jax.Array
     ) -> tuple[StepState, StepOutput]:
         """Ends the step: draws from the rows [R, E]; the next state, and the output."""
         last_tokens, tables, output = self.draw(
             params.ends, state.last_tokens, state.tables, rows, draws
         )
-        return StepState(state.pages, last_tokens, tables), output
+        return state._replace(last_tokens=last_tokens, tables=tables), output
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -138,25 +170,28 @@ class StepPrograms:
     """What every bucket's programs share, and how to compile them.
 
     Args:
-        groups: cache groups G.
-        width: block table width W.
+        block_size: tokens P of a block.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
         one_by_one: see sampling.sampler.sample.
     """
 
     parts: ModelParts
-    groups: int
-    width: int
+    block_size: int
     vocab: int
     one_by_one: bool
 
-    def _embed(self, bucket: Bucket) -> Callable[..., jax.Array]:
-        def embed(ends: list[jax.Array], last_tokens: jax.Array, ints: jax.Array) -> jax.Array:
-            tokens = self._batch(bucket, ints).tokens
-            known = tokens >= 0
-            last = last_tokens[jnp.where(known, 0, -tokens - 1)]
+    def _embed(self, bucket: Bucket) -> Callable[..., Embedded]:
+        def embed(
+            ends: list[jax.Array], last_tokens: jax.Array, tables: jax.Array, ints: jax.Array
+        ) -> Embedded:
+            fields = StepInts(*split(ints, int_shapes(bucket)))
+            known = fields.tokens >= 0
+            last = last_tokens[jnp.where(known, 0, -fields.tokens - 1)]
             model = self.parts.merge(self.parts.ends, ends)
-            return model.embedded(jnp.where(known, tokens, last))
+            x = model.embedded(jnp.where(known, fields.tokens, last))
+            slots, groups, indices, blocks = fields.entries
+            tables = tables.at[groups, slots, indices].set(blocks, mode="drop")
+            return Embedded(x, place(fields, tables, self.block_size), fields.draws, tables)
 
         return embed
 
@@ -164,10 +199,9 @@ class StepPrograms:
         self, segment: Segment, bucket: Bucket
     ) -> Callable[..., tuple[jax.Array, jax.Array, Pages]]:
         def run(
-            params: list[jax.Array], pages: Pages, x: jax.Array, ints: jax.Array
+            params: list[jax.Array], pages: Pages, x: jax.Array, batch: StepBatch
         ) -> tuple[jax.Array, jax.Array, Pages]:
             """x [T, E], the rows to draw from [R, E], and the pages written."""
-            batch = self._batch(bucket, ints)
             longest = 1 if bucket.decode else bucket.tokens
             caches = StepCaches(pages, segment.places, batch, longest)
             model = self.parts.merge(segment.leaves, params)
@@ -218,9 +252,6 @@ class StepPrograms:
         model = self.parts.merge(self.parts.ends, ends)
         return model.logits(model.norm(x))[:, : self.vocab]
 
-    def _batch(self, bucket: Bucket, ints: jax.Array) -> StepInts[jax.Array]:
-        return StepInts(*split(ints, int_shapes(bucket, self.width, self.groups)))
-
     def compile_all(
         self, buckets: tuple[Bucket, ...], state: StepState, progress: bool, given_up: Event
     ) -> tuple[dict[Bucket, Step], CopyBlocks]:
@@ -255,16 +286,16 @@ class StepPrograms:
         """A bucket's programs, under keys that begin with their names; some are other buckets'
         too."""
         ends, segments = self.parts.distribute(self.parts.shapes)
-        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket, self.width, self.groups)),), jnp.int32)
-        draws = jax.ShapeDtypeStruct((bucket.drawn, DRAW_COLUMNS), jnp.int32)
+        ints = jax.ShapeDtypeStruct((size(int_shapes(bucket)),), jnp.int32)
         embed, last, tables = self._embed(bucket), state.last_tokens, state.tables
-        x = jax.eval_shape(embed, ends, last, ints)
+        inputs = (ends, last, state.block_tables, ints)
+        x, batch, draws, _ = jax.eval_shape(embed, *inputs)
         rows, piece = (
             jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype) for n in (bucket.drawn, PIECE)
         )
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, Job] = {
-            ("embed", bucket): Job(embed, (ends, last, ints)),
+            ("embed", bucket): Job(embed, inputs, (2,)),
             ("draw", bucket.drawn): Job(self._draw, (ends, last, tables, rows, draws), (1, 2)),
             "logprobs": Job(self._prompt_logprobs, (ends, piece, targets)),
         }
@@ -273,6 +304,6 @@ class StepPrograms:
             jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
-            job = Job(run, (params, segment.of(state.pages), x, ints), (1, 2))
+            job = Job(run, (params, segment.of(state.pages), x, batch), (1, 2))
             jobs.setdefault(("segment", bucket, segment.kind), job)
         return jobs

@@ -73,13 +73,13 @@ def _called(
     device = jax.local_devices()[0]
     zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in programs.parts.shapes]
     params, state = programs.parts.distribute(zeros), new_state()
-    buffers = HostBuffers.allocate(bucket, programs.width, programs.groups)
+    buffers = HostBuffers.allocate(bucket)
     jax.block_until_ready((zeros, state))
     before = device.memory_stats() or {}
     outputs = []
     for _ in range(2):
-        state, x, rows = step.layers(params, state, buffers.ints)
-        state, output = step.sample(params, state, rows, buffers.draws)
+        state, x, rows, draws = step.layers(params, state, buffers.ints)
+        state, output = step.sample(params, state, rows, draws)
         outputs.append((x, rows, output))
     jax.block_until_ready(outputs)
     after = device.memory_stats() or {}

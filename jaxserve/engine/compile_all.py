@@ -26,13 +26,22 @@ class Job(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
+def trace(_: Hashable, job: Job) -> Lowered:
+    """A job's program, not yet compiled."""
+    return jax.jit(job.function, donate_argnums=job.donated).lower(*job.arguments)
+
+
 def compile_together(
-    jobs: Mapping[Hashable, Job], progress: bool, given_up: Event
+    jobs: Mapping[Hashable, Job],
+    progress: bool,
+    given_up: Event,
+    lower: Callable[[Hashable, Job], Lowered] = trace,
 ) -> dict[Hashable, Compiled]:
     """Compiles all jobs: tracing is serial, XLA's part runs in threads beside it.
 
     Args:
         given_up: once it is set, no further job is begun.
+        lower: gives a job's program.
 
     Raises:
         CancelledError: it was.
@@ -51,7 +60,6 @@ def compile_together(
         for key, job in jobs.items():
             if given_up.is_set():
                 raise CancelledError
-            lowered = jax.jit(job.function, donate_argnums=job.donated).lower(*job.arguments)
-            futures[key] = pool.submit(compile_one, lowered)
+            futures[key] = pool.submit(compile_one, lower(key, job))
             futures[key].add_done_callback(lambda _: bar.update())
         return {key: future.result() for key, future in futures.items()}

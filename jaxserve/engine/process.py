@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -66,6 +67,9 @@ class EngineProcess:
             core.close()
 
     def _serve(self, core: EngineCore) -> int:
+        # What was built until now stays: no step shall wait while all of it is searched for garbage.
+        gc.collect()
+        gc.freeze()
         while not self._ending:
             if not core.has_work:
                 self._inbox.poll()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, cache_dir
 from jaxserve.engine import step_memory
 from jaxserve.engine.buckets import BucketTable
 from jaxserve.engine.limits import EngineLimits, use_compilation_cache
@@ -24,6 +24,7 @@ from jaxserve.engine.runner import Runner
 from jaxserve.engine.segments import CPU_SEGMENT_LAYERS, ModelParts
 from jaxserve.engine.slots import SlotTable
 from jaxserve.engine.step import StepPrograms, StepState
+from jaxserve.engine.traced import TracedPrograms
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.processors import SamplingTables
 
@@ -100,7 +101,13 @@ def step_programs(
     layers = len(model.cache_specs)
     sizes = CPU_SEGMENT_LAYERS if machine.on_cpu else range(layers, layers + 1)
     parts = ModelParts.split(model, limits.layout, sizes)
-    return StepPrograms(parts, limits.block_size, vocab, one_by_one=machine.on_cpu)
+    # A GPU's kernels are no portable code.
+    traced = (
+        TracedPrograms(cache_dir() / "traced", model.config, model.shapes, limits, vocab)
+        if machine.on_cpu
+        else None
+    )
+    return StepPrograms(parts, limits.block_size, vocab, machine.on_cpu, traced)
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import register_namedtuple_serialization
 from jax.stages import Compiled
 
 from jaxserve.engine.batch import (
@@ -26,9 +27,10 @@ from jaxserve.engine.batch import (
     split,
 )
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.compile_all import Job, compile_together
+from jaxserve.engine.compile_all import Job, compile_together, trace
 from jaxserve.engine.paged_cache import Pages, StepCaches
 from jaxserve.engine.segments import ModelParts, PartedParams, Segment
+from jaxserve.engine.traced import TracedPrograms
 from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.processors import SamplingTables, count
 from jaxserve.sampling.rows import unpack
@@ -82,6 +84,10 @@ class StepOutput(NamedTuple):
 
     ids: jax.Array
     logprobs: Logprobs[jax.Array]
+
+
+for _kind in (StepBatch, Embedded, StepOutput, SamplingTables, Logprobs):
+    register_namedtuple_serialization(_kind, serialized_name=f"jaxserve.{_kind.__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +179,14 @@ class StepPrograms:
         block_size: tokens P of a block.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
         one_by_one: see sampling.sampler.sample.
+        traced: where traced programs are kept; None traces them anew.
     """
 
     parts: ModelParts
     block_size: int
     vocab: int
     one_by_one: bool
+    traced: TracedPrograms | None = None
 
     def _embed(self, bucket: Bucket) -> Callable[..., Embedded]:
         def embed(
@@ -266,7 +274,8 @@ class StepPrograms:
             jobs |= self.jobs(bucket, state)
         for k, v in state.pages:
             jobs.setdefault(("copy", k.shape, v.shape), Job(_copy, (k, v, _PAIRS), (0, 1)))
-        done = compile_together(jobs, progress, given_up)
+        lower = trace if self.traced is None else self.traced.lower
+        done = compile_together(jobs, progress, given_up, lower)
         copy = CopyBlocks([done["copy", k.shape, v.shape] for k, v in state.pages])
         steps = {
             bucket: Step(

@@ -1,8 +1,9 @@
-"""Compiling that is given up."""
+"""Compiling, given up or from what was traced before."""
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from pathlib import Path
 from threading import Event
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.engine.compile_all import Job, compile_together
+from jaxserve.engine.traced import TracedPrograms
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 
@@ -32,3 +34,28 @@ def test_no_program_is_begun_once_it_is_given_up() -> None:
     assert traced == ["first"]
     done = compile_together({2: jobs[2]}, False, Event())
     assert done[2](jnp.ones(2)).tolist() == [1, 1]
+
+
+def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
+    times = []
+
+    def run(origin: int, key: str) -> list[float]:
+        def double(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            times.append(len(times))
+            return 2 * x, x
+
+        lower = TracedPrograms(tmp_path, origin).lower
+        (done,) = compile_together(
+            {key: Job(double, (SHAPE,), (0,))}, False, Event(), lower
+        ).values()
+        assert done.memory_analysis().alias_size_in_bytes == 8
+        return done(jnp.ones(2))[0].tolist()
+
+    assert run(1, "a") == run(1, "a") == [2, 2]
+    assert len(times) == 1
+    assert run(1, "b") == run(2, "a") == [2, 2]
+    assert len(times) == 3
+    for file in tmp_path.glob("*/*"):
+        file.write_bytes(file.read_bytes()[:-100])
+    assert run(1, "a") == [2, 2]
+    assert len(times) == 4

@@ -1,0 +1,71 @@
+"""Traced programs on disk: JAX's compilation cache keeps what XLA makes, but tracing is half of a
+warm start."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import flax
+import jax
+import jaxlib
+import numpy as np
+from jax.export import deserialize, export
+from jax.stages import Lowered
+
+from jaxserve.engine.compile_all import Job
+
+PACKAGES = ("jaxserve", "pallas_kernels")  # whose code programs are made of
+
+
+class TracedPrograms:
+    """Programs of one origin, as StableHLO, a file each.
+
+    Args:
+        folder: where all origins are.
+        origin: tells apart whatever the programs are made from beside our code, JAX and its
+            settings.
+    """
+
+    def __init__(self, folder: Path, *origin: object) -> None:
+        self._folder = folder / _fingerprint(origin)
+
+    def lower(self, key: Hashable, job: Job) -> Lowered:
+        """The job's program, traced unless it is on disk under this key."""
+        path = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()
+        try:
+            exported = deserialize(bytearray(path.read_bytes()))
+        except Exception:  # not there, or damaged in whatever way
+            exported = export(jax.jit(job.function, donate_argnums=job.donated))(*job.arguments)
+            _write(path, bytes(exported.serialize()))
+        return jax.jit(exported.call, donate_argnums=job.donated).lower(*job.arguments)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all; a folder that can't be written to only costs time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+def _fingerprint(origin: Iterable[object]) -> str:
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for folder in map(Path, sys.modules[package].__path__):
+            for source in sorted(folder.rglob("*.py")):
+                digest.update(f"\n{source.relative_to(folder)}\n".encode() + source.read_bytes())
+    libraries = [module.__version__ for module in (jax, jaxlib, flax, np)]
+    settings = sorted(jax.config.values.items(), key=str)
+    device = jax.devices()[0]
+    made_by = (platform.python_version(), libraries, settings, device.platform, device.device_kind)
+    digest.update(repr((made_by, *origin)).encode())
+    return digest.hexdigest()

@@ -247,7 +247,7 @@ class EngineCore:
                     outputs += self._hand_out(meanwhile)
                 plan = self._scheduler.schedule()
                 if plan is not None:
-                    outputs += self._start(plan, meanwhile)
+                    self._start(plan, outputs, meanwhile)
                 if len(self._flights) > (self._overlap and plan is not None):
                     outputs += self._hand_out(meanwhile)
             except _StepFailure as failure:
@@ -256,23 +256,27 @@ class EngineCore:
             self._clock.rest()
         return outputs
 
-    def _start(self, plan: StepPlan, meanwhile: Callable[[], None] | None) -> list[Output]:
-        """Starts a step; news of the requests it admits, of those that can't go on, and, if its
-        draw must know them, of the last step's tokens."""
+    def _start(
+        self, plan: StepPlan, outputs: list[Output], meanwhile: Callable[[], None] | None
+    ) -> None:
+        """Starts a step. Adds to `outputs` news of the requests it admits, of those that can't go
+        on, and, if its draw must know them, of the last step's tokens; they are there even if the
+        step fails."""
         self._started = plan
         with _blamed_on_the_step():
             started = self._runner.dispatch(plan)
-        begin, outputs = self._clock.started(), _admissions(plan)
+        begin = self._clock.started()
+        outputs += _admissions(plan)
         if self._flights and started.awaits_tokens:
             outputs += self._hand_out(meanwhile)
             self._clock.look(started.ready)
+        self._runner.mask(started, meanwhile)
         with _blamed_on_the_step():
-            handle = self._runner.draw(started, meanwhile)
+            handle = self._runner.draw(started)
         self._clock.started()
         self._started = None
         self._flights.append(InFlight(plan, handle, begin))
-        failures = self._runner.take_failures()
-        return outputs + [self._fail(sequence, error) for sequence, error in failures]
+        outputs += [self._fail(sequence, error) for sequence, error in self._runner.take_failures()]
 
     def _lose_state(self, failure: _StepFailure) -> list[Output]:
         """After a step that failed as a whole: its KV is lost, and with it all started requests.

@@ -192,6 +192,7 @@ class Output(Message, frozen=True, gc=False):
             and self.logprobs is None
             and self.prompt_logprobs is None
             and self.queue_s is None
+            and self.embedding is None
             and self.cached_tokens is None
         )
 

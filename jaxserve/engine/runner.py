@@ -144,17 +144,22 @@ class Runner:
         awaits = self._sampling.awaits_tokens(plan.decode_slots)
         return self._start(bucket, buffers, _entries(plan), rows, spans, pooled, awaits)
 
-    def draw(self, started: Started, meanwhile: Callable[[], None] | None = None) -> StepHandle:
-        """Starts the draw of the step dispatched last. If that awaits tokens, all those of the
-        steps before it must be known.
+    def mask(self, started: Started, meanwhile: Callable[[], None] | None = None) -> None:
+        """Builds what rules tokens out of the draw of the step dispatched last. If that awaits
+        tokens, all those of the steps before it must be known.
 
         Args:
             meanwhile: as of SamplingState.advance().
         """
+        if self._sampling.masking:
+            rows = started.buffers.rows
+            sampled = rows.keep > 0
+            self._sampling.advance(rows.slots[sampled], rows.output_positions[sampled], meanwhile)
+
+    def draw(self, started: Started) -> StepHandle:
+        """Starts the draw of the step dispatched last, once its masks are built."""
         drawn, step = started.buffers.rows, started.step
         sampled = drawn.keep > 0
-        if self._sampling.masking:
-            self._sampling.advance(drawn.slots[sampled], drawn.output_positions[sampled], meanwhile)
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
         self._state, output = step.sample(self._params, state, started.drawn, started.draws)
         wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & sampled).tolist()

@@ -24,7 +24,8 @@ PACKAGES = ("jaxserve", "pallas_kernels")  # whose code programs are made of
 
 
 class TracedPrograms:
-    """Programs of one origin, as StableHLO, a file each.
+    """Programs of one origin, as StableHLO, a file each. A module's constant that is changed while
+    the process runs isn't seen: a script that does so must have a cache of its own.
 
     Args:
         folder: where all origins are.
@@ -51,8 +52,12 @@ def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+            try:
+                file.write(data)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
     except OSError:
         return
 

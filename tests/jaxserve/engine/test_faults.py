@@ -41,11 +41,11 @@ class Broken:
         self._draw, self._left, self._wholly = llm.core._runner.draw, times, wholly
         monkeypatch.setattr(llm.core._runner, "draw", self)
 
-    def __call__(self, started: Started, *args: Any) -> Any:
+    def __call__(self, started: Started) -> Any:
         if self._left and (started.rows or self._wholly):
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._draw(started, *args)
+        return self._draw(started)
 
 
 def submit(llm: LLM, name: str, prompt: list[int]) -> None:
@@ -95,6 +95,23 @@ def test_requests_that_fail_step_after_step_do_not_end_the_engine(
         submit(llm, str(i), prompts[0])
         assert [o.error_kind for o in drain(llm) if o.error] == ["EngineError"]
     assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_each_request_ends_once_when_a_draw_fails_that_awaited_tokens(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    ends = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    follows = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=["ab"])
+    for name, params in (("ends", ends), ("follows", follows)):
+        llm.core.submit(llm._intake.submission(name, prompts[0], params))
+    outputs = []
+    for _ in range(steps):
+        outputs += llm.core.step()
+    Broken(llm, monkeypatch, times=1)
+    outputs += drain(llm)
+    ended = [o.request_id for o in outputs if o.error or o.finish_reason]
+    assert sorted(ended) == ["ends", "follows"]
 
 
 def test_an_engine_that_fails_without_requests_too_gives_up(

@@ -17,19 +17,21 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from jaxserve.errors import EngineError, InvalidRequestError, OverloadedError
+from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, OverloadedError
 from jaxserve.sampling.grammar import GrammarCompiler
 from jaxserve.sampling.params import StructuredOutputsParams
 
 LIMIT_S = 10  # of processor time, of one grammar
 PATIENCE_S = 60.0  # by the clock
 LIMIT_BYTES = 2**30  # beyond what the process holds before
+OUT_OF_MEMORY = 3  # the process's exit status
 STACK_BYTES = 2**28  # llguidance recurses rule by rule, and an overflow ends the process
 
 # What a GrammarCompiler is made of.
@@ -46,6 +48,7 @@ class GrammarTrial:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed, self._changing = False, threading.Lock()
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Returns if the grammar can be compiled.
@@ -53,32 +56,37 @@ class GrammarTrial:
         Raises:
             InvalidRequestError: it can't.
             OverloadedError: it took too long by the clock.
-            EngineError: the process can't be started.
+            EngineError: the process can't be started, or broke, or all is being closed.
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
         answer = self._ask(params)
         if not answer:
-            raise InvalidRequestError(
-                f"the grammar took more than {self._end()} to compile: make it simpler",
-                "structured_outputs",
-            )
+            raise self._end()
         if refusal := msgspec.json.decode(answer, type=str):
             raise InvalidRequestError(refusal, "structured_outputs")
 
     def close(self) -> None:
-        """Ends the process; a thread in check() sees that."""
+        """Ends the process for good; a thread in check() sees that."""
+        with self._changing:
+            self._closed = True
+            self._kill()
+
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxserve.sampling.grammar_trial", str(LIMIT_S)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        with self._changing:
+            if self._closed:
+                raise EngineError("no grammar is compiled any more: the engine ends")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jaxserve.sampling.grammar_trial", str(LIMIT_S)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
         if not self._ask(self._vocabulary()):
             status = self._process.wait()
             raise EngineError(f"the process that tries grammars ended with status {status}")
@@ -95,19 +103,24 @@ class GrammarTrial:
         answers = select.poll()
         answers.register(process.stdout, select.POLLIN)
         if not answers.poll(PATIENCE_S * 1000):
-            self.close()
+            self._kill()
             raise OverloadedError("the machine is too busy to compile grammars: try again later")
         return process.stdout.readline()
 
-    def _end(self) -> str:
-        """Which limit the process has passed; lets go of it."""
+    def _end(self) -> JaxserveError:
+        """Why the process has ended in the middle of a grammar; lets go of it."""
         process = self._process
         assert process is not None
         with suppress(BrokenPipeError), process:
             status = process.wait()
         if status == -signal.SIGXCPU:
-            return f"{LIMIT_S} s of processor time"
-        return f"{LIMIT_BYTES >> 20} MiB of memory"
+            limit = f"{LIMIT_S} s of processor time"
+        elif status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):  # also of the stack
+            limit = f"{LIMIT_BYTES >> 20} MiB of memory"
+        else:
+            return EngineError(f"the process that tries grammars ended with status {status}")
+        message = f"the grammar took more than {limit} to compile: make it simpler"
+        return InvalidRequestError(message, "structured_outputs")
 
 
 def _limit(kind: int, most: int) -> None:
@@ -146,12 +159,23 @@ def _answer_all(seconds: int) -> None:
         _limit_next(seconds)
 
 
+def _answer_or_exit(seconds: int) -> None:
+    """A thread's exception ends no process by itself."""
+    try:
+        _answer_all(seconds)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def main(seconds: str) -> None:
     """Entry of the process, which ends when its input does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to handle
     _limit(resource.RLIMIT_CORE, 0)
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_answer_all, args=(int(seconds),))
+    thread = threading.Thread(target=_answer_or_exit, args=(int(seconds),))
     thread.start()
     thread.join()
 

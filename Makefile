@@ -4,6 +4,8 @@ VENV   ?= .venv
 JAX    ?= jax
 CUDA   := $(if $(shell command -v nvidia-smi),cuda)
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+# Two files of tests at once, but where they would share a GPU's memory.
+PYTEST := $(VENV)/bin/python -m pytest $(if $(CUDA),,-n 2 --dist loadfile)
 
 .DEFAULT_GOAL := help
 .PHONY: serve test quick lint kernels clean help
@@ -15,10 +17,10 @@ serve: $(VENV)/.installed  ## serve the demo model on 127.0.0.1:8000
 	$(VENV)/bin/jaxserve serve
 
 test: $(VENV)/.installed-dev lint  ## lint, types, import rule, all tests
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 quick: $(VENV)/.installed-dev  ## the tests that take seconds
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, the import rule
 	$(VENV)/bin/ruff check .

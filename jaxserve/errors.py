@@ -33,11 +33,12 @@ class InvalidRequestError(JaxserveError, ValueError):
     Args:
         message: what is wrong and what to change.
         param: the request field at fault, in the API's own spelling, or None.
+        code: a word that programs can test, where OpenAI has one.
     """
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 class UnprocessableError(JaxserveError):

@@ -102,7 +102,7 @@ class Recorder:
         step = self._runner._steps[bucket]
         return Started(step, buffers, rows, self._zeros, self._zeros, self._zeros, [], None)
 
-    def _answer(self, started: Started) -> StepHandle:
+    def _answer(self, started: Started, *_: object) -> StepHandle:
         return StepHandle(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]
 
     def _submit(self, prompts: Prompts) -> None:

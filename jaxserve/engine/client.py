@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 # A write to a reader costs more than all else that is done for a token. After a turn of many
 # outputs the next one waits for half as long as it took, so that where steps are short a write
 # holds the tokens of several, and the loop has time for all else.
-REST, MOST_REST_S, MANY_OUTPUTS = 0.5, 0.004, 32
+REST, MOST_REST_S, MANY_OUTPUTS = 0.5, 0.02, 32
 READ_S = 0.005  # for which a turn reads on while there is more: no reader has its own meanwhile
 SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
 

@@ -57,15 +57,13 @@ class Intake:
                 "prompt",
             )
         if len(ids) >= self.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens; this model takes at most "
-                f"{self.max_model_len - 1}, and one more for the output: shorten the prompt",
-                "prompt",
+            raise self._too_long(
+                f"the prompt has {len(ids)}, and the output needs one: shorten the prompt"
             )
         if params.max_tokens is not None and len(ids) + params.max_tokens > self.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {params.max_tokens}; together "
-                f"they may be at most {self.max_model_len}: shorten the prompt or lower max_tokens",
+            raise self._too_long(
+                f"the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten the "
+                "prompt or lower max_tokens",
                 "max_tokens",
             )
         params.check_vocabulary(min(self.vocab_size, self.tokenizer.num_ids))
@@ -75,11 +73,18 @@ class Intake:
         """Refuses, before it is tokenized, a text that can't fit however long its tokens are."""
         most = self.max_model_len * self.tokenizer.longest_piece
         if len(text) > most and params.truncate_prompt_tokens is None:
-            raise InvalidRequestError(
-                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, which this "
-                f"model takes at most, are never more than {most}: shorten the prompt",
-                "prompt",
+            raise self._too_long(
+                f"which are never more than {most} characters, and the prompt has {len(text)}: "
+                "shorten the prompt"
             )
+
+    def _too_long(self, why: str, param: str = "prompt") -> InvalidRequestError:
+        """In words, and with a code, by which client libraries know the case."""
+        return InvalidRequestError(
+            f"This model's maximum context length is {self.max_model_len} tokens; {why}",
+            param,
+            "context_length_exceeded",
+        )
 
     def submission(
         self,

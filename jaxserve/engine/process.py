@@ -67,7 +67,7 @@ class EngineProcess:
             core.close()
 
     def _serve(self, core: EngineCore) -> int:
-        # What was built until now stays, so no step shall wait for a search of it for garbage.
+        # What was built until now stays, and no step shall wait for a search of it for garbage.
         gc.collect()
         gc.freeze()
         while not self._ending:

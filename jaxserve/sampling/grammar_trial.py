@@ -103,7 +103,7 @@ class GrammarTrial:
         """Which limit the process has passed; lets go of it."""
         process = self._process
         assert process is not None
-        with process, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), process:
             status = process.wait()
         if status == -signal.SIGXCPU:
             return f"{LIMIT_S} s of processor time"

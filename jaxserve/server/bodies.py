@@ -101,7 +101,7 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         message = str(error)
         if error.param != "prompt":  # "the prompt" isn't meant as a field
             message = re.sub(rf"\b{error.param}\b", name, message, count=1)
-        raise InvalidRequestError(message, name) from None
+        raise InvalidRequestError(message, name, error.code) from None
 
 
 def _refuse(

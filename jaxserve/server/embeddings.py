@@ -99,7 +99,7 @@ def _tokenize(serving: Serving, body: EmbeddingRequest, params: SamplingParams) 
         return [serving.client.prepare(prompt, params, special) for prompt in prompts]
     except InvalidRequestError as error:
         param = "input" if error.param in ("prompt", "max_tokens") else error.param
-        raise InvalidRequestError(str(error), param) from None
+        raise InvalidRequestError(str(error), param, error.code) from None
 
 
 async def _embed(

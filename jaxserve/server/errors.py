@@ -70,7 +70,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequestError():
-            return ApiError(400, str(error), param=error.param)
+            return ApiError(400, str(error), param=error.param, code=error.code)
         case UnprocessableError():
             return ApiError(422, str(error), code="unprocessable")
         case OverloadedError():

@@ -24,6 +24,13 @@ from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine."""
+    monkeypatch.setattr(grammar_queue, "WAIT_S", 1000.0)
+    monkeypatch.setattr(grammar_trial, "PATIENCE_S", 1000.0)
+
+
 class Broken:
     """Stands for a device: the next `times` steps of an engine raise; those without requests only
     if `wholly`."""
@@ -196,7 +203,7 @@ def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> tuple[threading
     def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
         begun.append(params.regex)
         if params.regex != but:
-            held.wait(60)
+            held.wait(1000)
         return compile_(self, params)
 
     monkeypatch.setattr(GrammarCompiler, "compile", compiling)

@@ -176,7 +176,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
         ([272], "272"),
         ([-1], "-1"),
         ([65.0], "token ids"),
-        ([65] * 100_000, "at most"),
+        ([65] * 100_000, "maximum context length"),
     ],
 )
 def test_bad_prompts_are_refused_before_anything_runs(llm: LLM, prompt: Any, message: str) -> None:

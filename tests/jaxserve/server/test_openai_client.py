@@ -229,8 +229,9 @@ def test_bad_prompts(client: openai.OpenAI, model: str, prompt: Any, stream: boo
 
 def test_an_over_long_conversation(client: openai.OpenAI, model: str) -> None:
     messages: Any = [{"role": "user", "content": "word " * 3000}]
-    with pytest.raises(openai.BadRequestError, match="at most 1023"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 1024") as raised:
         client.chat.completions.create(model=model, messages=messages, stream=True)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_chat_without_a_limit_goes_to_the_context_limit(client: openai.OpenAI, model: str) -> None:

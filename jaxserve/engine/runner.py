@@ -102,8 +102,9 @@ class Runner:
         slots: SlotTable,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
-        self._new_state, self._slots = new_state, slots
-        self._state = new_state()
+        # Compiled for good: a state is made after ready, too, and what jit keeps it may forget.
+        self._new_state, self._slots = jax.jit(new_state).lower().compile(), slots
+        self._state: StepState = self._new_state()
         self._sampling = SamplingState(self._state.tables)
         self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
         self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in steps}

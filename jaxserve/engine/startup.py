@@ -111,7 +111,7 @@ def step_programs(
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:
-    """What makes an empty state."""
+    """What makes an empty state; it can be compiled."""
     width = -(-limits.max_model_len // limits.block_size)
 
     def new_state() -> StepState:

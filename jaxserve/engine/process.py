@@ -94,8 +94,9 @@ class EngineProcess:
                     self._ending = True
                 case messages.Attach(client):
                     self._outboxes.add(client)
-                    self._outboxes.send(self._fetched, client)
-                    self._outboxes.send(core.ready, client)
+                    if client in self._outboxes:
+                        self._outboxes.send(self._fetched, client)
+                        self._outboxes.send(core.ready, client)
                 case messages.Detach(client):
                     self._outboxes.remove(client)
                     theirs = [i for i in core.request_ids if messages.client_of(i) == client]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import cached_property
 from queue import SimpleQueue
 
 from jaxserve.engine.grammar_cache import GrammarCache
@@ -16,6 +18,8 @@ from jaxserve.sampling.grammar import Grammar, GrammarCompiler
 from jaxserve.sampling.grammar_trial import STACK_BYTES, GrammarTrial, TooSlowError, Vocabulary
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # Threads, each with a process, and the processor time that a grammar may take in one. What takes
 # longer than a quick one waits again, among its like: the quick ones needn't wait for it.
@@ -40,9 +44,8 @@ class _Job:
 
 class GrammarQueue:
     """Compiles grammars in threads, each but once however many want it, and keeps those that were
-    asked for last. A process tries them first: GrammarTrial has the reasons. The vocabulary's
-    tables are built, and the processes started, at the first use. A request whose grammar no
-    thread has begun within WAIT_S is given up.
+    asked for last. A process tries them first: GrammarTrial has the reasons. The processes are
+    started at the first use. A request whose grammar no thread has begun within WAIT_S is given up.
 
     Args:
         vocab: tokens that may be drawn.
@@ -52,11 +55,19 @@ class GrammarQueue:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: GrammarCompiler | None = None
         self._building = threading.Lock()
-        self._quick = _Lane(QUICK, QUICK_S, self._vocabulary, self._built)
-        self._slow = _Lane(SLOW, SLOW_S, self._vocabulary, self._built)
+        self._quick = _Lane(QUICK, QUICK_S, lambda: self._vocabulary, self._built)
+        self._slow = _Lane(SLOW, SLOW_S, lambda: self._vocabulary, self._built)
         self._jobs: dict[StructuredOutputsParams, _Job] = {}
         self._wanted: dict[str, StructuredOutputsParams] = {}  # by each request
         self._cache = GrammarCache()
+
+    def prepare(self) -> None:
+        """Builds the vocabulary's tables now rather than at the first use: no other thread runs
+        meanwhile, for a second where the vocabulary is large."""
+        try:
+            self._built()
+        except Exception:
+            log.warning("requests with a grammar will fail", exc_info=True)
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -118,9 +129,10 @@ class GrammarQueue:
     def _built(self) -> GrammarCompiler:
         with self._building:
             if self._compiler is None:
-                self._compiler = GrammarCompiler(*self._vocabulary())
+                self._compiler = GrammarCompiler(*self._vocabulary)
             return self._compiler
 
+    @cached_property
     def _vocabulary(self) -> Vocabulary:
         tokenizer = self._tokenizer
         return tokenizer.backend.to_str(), self._vocab, tokenizer.eos_token_ids

@@ -61,6 +61,7 @@ class EngineProcess:
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._outboxes.send(ready)
+        core.prepare_grammars()
         try:
             return self._serve(core)
         finally:

@@ -158,6 +158,9 @@ def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
 
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     with monkeypatch.context() as patched:
+        patched.setattr(GrammarCompiler, "__init__", broken)
+        GrammarQueue(llm.tokenizer, 1).prepare()
+    with monkeypatch.context() as patched:
         patched.setattr(GrammarCompiler, "compile", broken)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         with pytest.raises(EngineError, match="no such vocabulary"):

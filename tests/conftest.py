@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 import checkpoints
 from jaxserve.config import DEFAULT_MODEL
+
+# However slow the machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -86,7 +86,8 @@ given_batches = given(
     seed=st.integers(0, 2**16),
 )
 settled = settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

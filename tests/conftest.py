@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache() -> None:
+    """What was compiled once is found again, whether or not an engine has run in this process."""
+    if "jax" in sys.modules:  # else no test compiles
+        from jaxserve.engine.limits import use_compilation_cache
+
+        use_compilation_cache()
 
 
 @pytest.fixture(scope="session")

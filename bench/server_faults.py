@@ -170,6 +170,7 @@ async def kill(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
     ends = await asyncio.gather(*streams)
     status = await asyncio.to_thread(server.wait)
     assert status != 0, "the server exited 0"
+    assert told[503], "no probe heard of it"
     assert all(last["error"]["code"] == "engine_dead" for _, last in ends)
     return {
         "streams": len(ends),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -71,24 +72,25 @@ class Readings:
     """What the engine says of itself, heard as a further client of it hears it: to ask the server
     would keep it from what is measured."""
 
-    NUMBER = 1000
+    numbers = itertools.count(1000)
 
     def __init__(self, server: Server) -> None:
         command = Path(f"/proc/{server.engine_pid}/cmdline").read_text().split("\0")
         folder = command[command.index("jaxserve.engine.process") + 1]
         context = zmq.asyncio.Context.instance()
         self._inbox, self._outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self._inbox.bind(messages.from_engine(folder, self.NUMBER))
+        self._number = next(self.numbers)
+        self._inbox.bind(messages.from_engine(folder, self._number))
         self._outbox.connect(messages.to_engine(folder))
 
     async def __aenter__(self) -> Readings:
-        await self._outbox.send(messages.encode(messages.Attach(self.NUMBER)))
+        await self._outbox.send(messages.encode(messages.Attach(self._number)))
         for _ in range(2):  # Fetched and Ready
             await self._inbox.recv()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._outbox.send(messages.encode(messages.Detach(self.NUMBER)))
+        await self._outbox.send(messages.encode(messages.Detach(self._number)))
         self._inbox.close(linger=0)
         self._outbox.close(linger=1000)
 
@@ -168,6 +170,7 @@ async def kill(server: Server, http: aiohttp.ClientSession) -> dict[str, Any]:
     ends = await asyncio.gather(*streams)
     status = await asyncio.to_thread(server.wait)
     assert status != 0, "the server exited 0"
+    assert told[503], "no probe heard of it"
     assert all(last["error"]["code"] == "engine_dead" for _, last in ends)
     return {
         "streams": len(ends),

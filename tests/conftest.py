@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 import checkpoints
 from jaxserve.config import DEFAULT_MODEL
 
+# However slow the machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
 GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache() -> None:
+    """What was compiled once is found again, whether or not an engine has run in this process."""
+    if "jax" in sys.modules:  # else no test compiles
+        from jaxserve.engine.limits import use_compilation_cache
+
+        use_compilation_cache()
 
 
 @pytest.fixture(scope="session")

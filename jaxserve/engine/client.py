@@ -439,8 +439,6 @@ class EngineClient:
             return
         if output.queue_s is not None:
             stream.times.queue_s = output.queue_s
-        if output.token_ids and output.index in stream.choices.open:
-            self._time_tokens(stream.times, output.index, len(output.token_ids))
         try:
             delta = stream.choices.take(output)
         except Exception as error:  # one request's text must not end all streams
@@ -450,6 +448,8 @@ class EngineClient:
             return
         if delta is None:
             return
+        if delta.token_ids:
+            self._time_tokens(stream.times, output.index, len(delta.token_ids))
         if delta.finish_reason == "abort":
             self._tell_end(stream, output.index, "abort")
             self._end(stream, EngineError("it was aborted"))

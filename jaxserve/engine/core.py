@@ -155,6 +155,10 @@ class EngineCore:
         busy_s = time.monotonic() - self._flights[0].started if self._flights else 0.0
         return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
 
+    def prepare_grammars(self) -> None:
+        """Does what the first request with a grammar would hold up all others for."""
+        self._grammars.prepare()
+
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached text; refused (False) while any request holds blocks."""
         return self._scheduler.reset_prefix_cache()

@@ -46,7 +46,8 @@ class Attach(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """A further client has died: what it asked for is aborted."""
+    """A further client has died: what it asked for is aborted. It may be heard before that one's
+    last messages, so its number is never used again."""
 
     client: int
 

@@ -21,16 +21,20 @@ class Outboxes:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         self._context, self._folder = context, folder
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._gone: set[int] = set()
         self.add(0)
 
     def add(self, client: int) -> None:
-        """A client is there."""
+        """A client is there, if it isn't gone already: another tells that, maybe sooner."""
+        if client in self._gone:
+            return
         outbox = self._sockets[client] = self._context.socket(zmq.PUSH)
         outbox.set(zmq.SNDHWM, 0)
         outbox.connect(messages.from_engine(self._folder, client))
 
     def remove(self, client: int) -> None:
-        """A client is gone; one that was never there is ignored."""
+        """A client is gone, for good."""
+        self._gone.add(client)
         if (outbox := self._sockets.pop(client, None)) is not None:
             outbox.close(linger=0)
 

@@ -61,6 +61,7 @@ class EngineProcess:
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._outboxes.send(ready)
+        core.prepare_grammars()
         try:
             return self._serve(core)
         finally:
@@ -94,8 +95,9 @@ class EngineProcess:
                     self._ending = True
                 case messages.Attach(client):
                     self._outboxes.add(client)
-                    self._outboxes.send(self._fetched, client)
-                    self._outboxes.send(core.ready, client)
+                    if client in self._outboxes:
+                        self._outboxes.send(self._fetched, client)
+                        self._outboxes.send(core.ready, client)
                 case messages.Detach(client):
                     self._outboxes.remove(client)
                     theirs = [i for i in core.request_ids if messages.client_of(i) == client]

@@ -6,8 +6,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -21,11 +23,14 @@ from jax.stages import Lowered
 from jaxserve.engine.compile_all import Job
 
 PACKAGES = ("jaxserve", "pallas_kernels")  # whose code programs are made of
+KEPT = 64  # origins; one takes about half a MiB
 
 
 class TracedPrograms:
     """Programs of one origin, as StableHLO, a file each. A module's constant that is changed while
     the process runs isn't seen: a script that does so must have a cache of its own.
+
+    The origins used last are kept. A process whose own goes meanwhile traces what it misses.
 
     Args:
         folder: where all origins are.
@@ -35,6 +40,11 @@ class TracedPrograms:
 
     def __init__(self, folder: Path, *origin: object) -> None:
         self._folder = folder / _fingerprint(origin)
+        with suppress(OSError):  # what can't be written to can't grow
+            self._folder.mkdir(parents=True, exist_ok=True)
+            os.utime(self._folder)
+            for old in sorted(folder.iterdir(), key=_last_used)[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
 
     def lower(self, key: Hashable, job: Job) -> Lowered:
         """The job's program, traced unless it is on disk under this key."""
@@ -45,6 +55,13 @@ class TracedPrograms:
             exported = export(jax.jit(job.function, donate_argnums=job.donated))(*job.arguments)
             _write(path, bytes(exported.serialize()))
         return jax.jit(exported.call, donate_argnums=job.donated).lower(*job.arguments)
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:  # another process was quicker
+        return 0.0
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 # Enough to write out what the handlers have ready once the engine is closed.
 FLUSH_SECONDS = 2.0
+# For which a server whose engine has died goes on to answer 503: a probe, or a balancer, hears of
+# the death, and a client of when to come back, rather than find nobody there.
+NOTICE_SECONDS = 1.0
 BACKLOG = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -176,6 +179,8 @@ async def until_stopped(
         failure = None if stop.asked.is_set() else "a server process died"
         serving.admission.close()
         crew.tell(STOP)
+        if dead.done() and not in_restart:
+            await _any(stop.urgent.wait(), timeout=NOTICE_SECONDS)
         await site.stop()
         if not dead.done():
             logger.info("stopping; %d requests in flight", serving.admission.in_flight)

@@ -70,7 +70,11 @@ def compiled(
         )
     else:
         attend = functools.partial(paged_attention, **options, implementation=implementation)
-    return jax.jit(attend)
+    # What is no product of ours needn't be quick, and compiles in half the time.
+    plain = implementation in ("reference", "interpret")
+    return jax.jit(
+        attend, compiler_options={"xla_backend_optimization_level": 0} if plain else None
+    )
 
 
 def build(

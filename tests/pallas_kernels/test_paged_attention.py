@@ -37,10 +37,24 @@ def test_reference_is_softmax_attention():
         np.testing.assert_allclose(out[:, h], want, rtol=2e-5, atol=2e-5)
 
 
+OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}]
+ALL_OPTIONS = {"window": 40, "softcap": 5.0, "sinks": True}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=lambda o: "-".join(o)
+    ("options", "block_size"),
+    [
+        (ALL_OPTIONS, 16),
+        ({}, 32),
+        *(
+            pytest.param(options, block_size, marks=pytest.mark.slow)
+            for options in OPTIONS
+            for block_size in (16, 32)
+            if (options, block_size) != ({}, 32)
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-@pytest.mark.parametrize("block_size", [16, 32])
 def test_xla_agrees_with_reference(make_batch, options, block_size):
     batch = make_batch(
         seed=1,
@@ -58,7 +72,7 @@ def test_xla_agrees_with_reference(make_batch, options, block_size):
 
 def test_neighbours_do_not_change_a_bit(make_batch):
     sequences = [(1, 700), (90, 300), (1, 33)]
-    sizes = {"seed": 2, "total_tokens": 128, "total_sequences": 8, "width": 48}
+    sizes = {"seed": 2, "total_tokens": 128, "total_sequences": 8, "width": 48, "num_blocks": 70}
     together = make_batch(sequences=sequences, **sizes)
     swapped = make_batch(sequences=sequences[::-1], keys=[2, 1, 0], **sizes)
     one, other = together.run("xla"), swapped.run("xla")

@@ -12,7 +12,7 @@ import zmq
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.client import EngineClient
-from jaxserve.engine.listener import Listener
+from jaxserve.engine.listener import Listener, RequestTimes
 from jaxserve.engine.messages import EngineStats
 from jaxserve.errors import EngineDeadError, ModelNotFoundError
 from jaxserve.sampling.params import SamplingParams
@@ -21,6 +21,16 @@ from jaxserve.sampling.params import SamplingParams
 class Broken(Listener):
     def on_turn(self, stats: EngineStats) -> None:
         raise ValueError("no such gauge")
+
+
+class Counting(Listener):
+    tokens = 0
+
+    def on_first(self, times: RequestTimes, seconds: float, tokens: int) -> None:
+        self.tokens += tokens
+
+    def on_next(self, seconds: float, tokens: int) -> None:
+        self.tokens += tokens
 
 
 async def test_what_is_no_model_starts_nothing() -> None:
@@ -53,3 +63,18 @@ async def test_news_that_cannot_be_read_leave_nobody_waiting(
         assert not client.healthy
     finally:
         await client.close()
+
+
+async def test_tokens_after_a_stop_string_are_not_counted(tiny_llama: Path) -> None:
+    """An engine that answers at once sends many before it hears of the end."""
+    client = await EngineClient.start(EngineConfig(str(tiny_llama)), "bench.fake_engine")
+    counting = Counting()
+    client.listeners.append(counting)
+    params = SamplingParams(max_tokens=1000, stop=("~~~",))
+    try:
+        for _ in range(20):
+            deltas = [delta async for delta in client.generate([65], params)]
+            assert sum(len(delta.token_ids) for delta in deltas) == 3
+    finally:
+        await client.close()
+    assert counting.tokens == 60

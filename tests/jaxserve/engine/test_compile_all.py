@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.engine import traced
 from jaxserve.engine.compile_all import Job, compile_together
 from jaxserve.engine.traced import TracedPrograms
 
@@ -59,3 +62,20 @@ def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-100])
     assert run(1, "a") == [2, 2]
     assert len(times) == 4
+
+
+def test_origins_that_were_not_used_for_long_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced, "KEPT", 3)
+
+    def use(*origins: str) -> None:
+        for origin in origins:
+            used = TracedPrograms(tmp_path, origin)._folder
+            (used / "program").write_text(origin)
+            now[0] += 10
+            os.utime(used, (now[0], now[0]))
+
+    now = [time.time() - 1000]
+    use("a", "b", "c", "a", "d", "a")
+    assert sorted(path.read_text() for path in tmp_path.glob("*/program")) == ["a", "c", "d"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxserve.engine import grammar_queue, sampling_state
-from jaxserve.engine.grammar_queue import THREADS, GrammarQueue
+from jaxserve.engine.grammar_queue import QUICK, GrammarQueue
 from jaxserve.engine.llm import LLM
-from jaxserve.engine.messages import Output
+from jaxserve.engine.messages import Output, Submit
 from jaxserve.engine.runner import Started
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling import grammar_trial
@@ -158,6 +158,9 @@ def test_a_grammar_whose_compiler_breaks_fails_that_request_alone(
 
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     with monkeypatch.context() as patched:
+        patched.setattr(GrammarCompiler, "__init__", broken)
+        GrammarQueue(llm.tokenizer, 1).prepare()
+    with monkeypatch.context() as patched:
         patched.setattr(GrammarCompiler, "compile", broken)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         with pytest.raises(EngineError, match="no such vocabulary"):
@@ -185,33 +188,65 @@ def test_a_grammar_too_complex_to_follow_fails_that_request_alone(
 HOSTILE = '{"type": "integer", "multipleOf": %d}'
 
 
-def submit_grammar(llm: LLM, name: str, **grammar: Any) -> None:
+def with_grammar(llm: LLM, name: str, **grammar: Any) -> Submit:
     params = SamplingParams(
         temperature=0, max_tokens=4, structured_outputs=StructuredOutputsParams(**grammar)
     )
-    refused = llm.core.submit(llm._intake.submission(name, [65], params))
-    assert refused is None
+    return llm._intake.submission(name, [65], params)
+
+
+def submit_grammar(llm: LLM, name: str, **grammar: Any) -> None:
+    assert llm.core.submit(with_grammar(llm, name, **grammar)) is None
 
 
 @pytest.mark.slow
 def test_grammars_that_compile_for_ever_are_ended(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than there are threads, and those that come later have theirs."""
+    """More of them than there are threads; others don't wait for them; and each but once."""
+    monkeypatch.setattr(grammar_queue, "SLOW_S", 1)
     queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
-    monkeypatch.setattr(grammar_trial, "LIMIT_S", 1)
     monkeypatch.setattr(llm.core, "_grammars", queue)
-    hostile = [f"hostile {i}" for i in range(THREADS + 1)]
+    hostile = [f"hostile {i}" for i in range(QUICK + 1)]
     for i, name in enumerate(hostile):
         submit_grammar(llm, name, json=HOSTILE % (9999991 + 2 * i))
     submit_grammar(llm, "good", regex="[a-z]{3}")
     outputs = drain(llm)
-    queue.close()
     failed = {o.request_id: o for o in outputs if o.error}
     assert sorted(failed) == hostile
     assert {o.error_kind for o in failed.values()} == {"InvalidRequestError"}
     assert all("1 s of processor time" in (o.error or "") for o in failed.values())
     assert [o.finish_reason for o in outputs if o.request_id == "good"][-1] == "stop"
+    again = llm.core.submit(with_grammar(llm, "again", json=HOSTILE % 9999991))
+    assert again is not None
+    assert again.error == failed["hostile 0"].error
+    queue.close()
+
+
+@pytest.mark.slow
+def test_a_slow_grammar_holds_up_no_quick_one_and_ends_with_its_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_queue, "SLOW_S", 1000)
+    queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
+    monkeypatch.setattr(llm.core, "_grammars", queue)
+    submit_grammar(llm, "slow", json=HOSTILE % 9999991)
+    (job,) = queue._jobs.values()
+    while not job.is_slow:
+        assert llm.core.step() == []
+    quick = [f"quick {i}" for i in range(QUICK + 1)]
+    for i, name in enumerate(quick):
+        submit_grammar(llm, name, regex=f"[a-z]{{{i + 1}}}")
+    ends: list[str] = []
+    while len(ends) < len(quick):
+        ends += [o.request_id for o in llm.core.step() if o.finish_reason]
+    assert sorted(ends) == quick
+    while not job.grammar.running():
+        llm.core.step()
+    llm.core.abort("slow")
+    assert not [o for o in drain(llm) if o.request_id == "slow"]
+    assert isinstance(job.grammar.exception(), EngineError)
+    queue.close()
 
 
 def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> tuple[threading.Event, list[str]]:
@@ -234,7 +269,7 @@ def test_a_grammar_asked_for_by_many_is_compiled_once_and_kept(
     held, begun = hold_compiling(monkeypatch, but="known")
     submit_grammar(llm, "first", regex="known")
     drain(llm)
-    slow = [f"w{i}+" for i in range(THREADS)]
+    slow = [f"w{i}+" for i in range(QUICK)]
     for i in range(4):
         for regex in slow:
             submit_grammar(llm, f"{regex} {i}", regex=regex)
@@ -273,9 +308,9 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, begun = hold_compiling(monkeypatch, but="z")
-    for i in range(THREADS):
+    for i in range(QUICK):
         submit_grammar(llm, f"slow {i}", regex=f"[a-z]{{{i + 4}}}")
-    while len(begun) < THREADS:
+    while len(begun) < QUICK:
         assert llm.core.step() == []
     submit_grammar(llm, "late", regex="z")
     assert llm.core.step() == []
@@ -284,7 +319,7 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     assert [(o.request_id, o.error_kind) for o in refused] == [("late", "OverloadedError")]
     held.set()
     ends = {o.request_id: o.finish_reason for o in drain(llm) if o.finish_reason}
-    assert len(ends) == THREADS
+    assert len(ends) == QUICK
 
 
 def test_a_long_row_of_masks_is_no_silence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ def test_overlap_and_the_plain_loop_give_the_same(
             assert_alike(a.logprobs, b.logprobs)
 
 
+@pytest.mark.slow
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
     tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: list[list[int]]
 ) -> None:

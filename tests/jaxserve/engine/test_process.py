@@ -41,7 +41,7 @@ def test_the_requests_of_a_client_that_has_died_are_aborted(llm: LLM, tmp_path: 
         llm.core.step()
         take(submit(1, "waits"), submit(0, "b"))
         assert len(llm.core.request_ids) == 5
-        take(messages.Detach(1), submit(1, "too late"))
+        take(messages.Detach(1), submit(1, "too late"), messages.Attach(1), submit(1, "later"))
         assert sorted(llm.core.request_ids) == ["0/a", "0/b"]
         ends = []
         while llm.core.has_work:

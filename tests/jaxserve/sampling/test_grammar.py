@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_a_grammar_ambiguous_beyond_measure_is_refused(
     (newline,) = tokenizer.encode("\n")
     with pytest.raises(InvalidRequestError, match="too complex"):
         grammar.start().mask([newline], StepBudget(1))
+    assert grammar.size == math.inf  # its next output has a new one
 
 
 def test_a_grammar_that_costs_more_with_each_token_is_given_up(

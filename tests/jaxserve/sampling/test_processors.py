@@ -63,7 +63,7 @@ def run(
     return process(logits, unpack(ints, floats, slots, jnp.zeros_like(slots)), tables)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(requests, min_size=SLOTS, max_size=SLOTS), st.permutations(range(SLOTS)))
 def test_each_row_is_processed_as_it_asks(batch: list[dict[str, Any]], slots: list[int]) -> None:
     logits = np.random.default_rng(len(batch[0]["prompt"])).normal(0, 3, (SLOTS, VOCAB))
@@ -83,7 +83,7 @@ def test_each_row_is_processed_as_it_asks(batch: list[dict[str, Any]], slots: li
     np.testing.assert_allclose(np.asarray(out), expected, rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(tokens, min_size=1), st.lists(tokens))
 def test_counts_kept_by_the_step_are_those_made_anew(prompt: list[int], drawn: list[int]) -> None:
     counts = jnp.asarray(np.stack([counts_row(prompt, [], VOCAB)] * 2))

@@ -132,7 +132,7 @@ PAIRS = itertools.combinations(ALONE.items(), 2)
         {},
         {"temperature": 0.5},
         *({name: value} for name, value in ALONE.items()),
-        *map(dict, PAIRS),
+        *(pytest.param(dict(pair), marks=pytest.mark.slow) for pair in PAIRS),
         {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9},
     ],
     ids=str,

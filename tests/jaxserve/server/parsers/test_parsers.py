@@ -142,7 +142,7 @@ FRAGMENTS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(FRAGMENTS)), st.data())
 def test_cuts_change_nothing(name: str, fragments: list[str], data: st.DataObject) -> None:
     text = "".join(fragments)
@@ -154,7 +154,7 @@ def test_cuts_change_nothing(name: str, fragments: list[str], data: st.DataObjec
     assert parts(PARSERS[name](), text) == whole
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.sampled_from(["hermes", "llama3_json", "mistral"]),
     st.dictionaries(st.text(max_size=8), st.text(max_size=20) | st.integers() | st.none()),

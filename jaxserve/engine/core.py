@@ -352,13 +352,20 @@ class EngineCore:
         self._clock.ended(done.started, more=bool(self._flights or self._started))
         num_tokens = sum(plan.num_tokens for plan in done.plans)
         self._last_step = (self._clock.step_s, num_tokens)
-        outputs: list[Output] = []
+        outputs, bare = [], {}  # type: list[Output], dict[Sequence, Output]
         for plan, own in zip(done.plans, results, strict=True):
-            outputs += self._take(plan, own)
+            outputs += self._take(plan, own, bare)
         return outputs + self._beams.select()
 
-    def _take(self, plan: StepPlan, results: StepResults) -> list[Output]:
-        """News of what a step drew."""
+    def _take(
+        self, plan: StepPlan, results: StepResults, bare: dict[Sequence, Output]
+    ) -> list[Output]:
+        """News of what a step drew.
+
+        Args:
+            bare: outputs with nothing but tokens of the dispatch's steps before: more are put on
+                to them.
+        """
         result = self._scheduler.update(plan, results.ids)
         outputs = [
             Output(
@@ -376,6 +383,9 @@ class EngineCore:
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
+            if seq in bare and seq.finish_reason is None:
+                bare[seq].token_ids.append(token)
+                continue
             first = begins and len(seq.output_token_ids) == 1 and seq.index == 0
             output = Output(
                 seq.request.request_id,
@@ -387,6 +397,7 @@ class EngineCore:
             )
             if seq not in particular:
                 outputs.append(output)
+                bare[seq] = output
             elif seq.request.payload.params.beam_search is not None:
                 self._beams.take(seq, results.logprobs[seq])
             elif seq.request.payload.pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,8 @@ def submit(llm: LLM, name: str, prompt: list[int], params: SamplingParams) -> No
 
 
 def most_tokens(outputs: list[Output]) -> int:
-    """Most tokens that a choice got in a turn."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for output in outputs:
-        counts[output.request_id, output.index] += len(output.token_ids)
-    return max(counts.values(), default=0)
+    """Most tokens of one output."""
+    return max((len(output.token_ids) for output in outputs), default=0)
 
 
 def drain(llm: LLM) -> list[Output]:

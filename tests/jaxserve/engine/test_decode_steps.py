@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.engine.handle import StepHandle
 from jaxserve.engine.llm import LLM
 from jaxserve.engine.messages import Output
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from scheduler import StepPlan
 
 pytestmark = pytest.mark.slow
 STEPS = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 STEADY: list[dict[str, Any]] = [
-    {"temperature": 0, "max_tokens": 40},
+    {"temperature": 0, "max_tokens": 80},
     {"seed": 1, "max_tokens": 37, "top_p": 0.9, "logprobs": 2},
     {"temperature": 0, "max_tokens": 26, "presence_penalty": 1.0, "frequency_penalty": 0.5},
     {"seed": 2, "max_tokens": 33, "repetition_penalty": 1.5, "n": 2},
@@ -85,17 +88,27 @@ def test_tokens_are_those_of_single_steps(
     overlap: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether all are steady or some aren't, and after preemptions."""
+    """Each alone, all that can be steady together, with some that can't, and after preemptions."""
+    dispatch, dispatched = several.core._runner.dispatch_several, 0
+
+    def counted(plans: list[StepPlan]) -> StepHandle:
+        nonlocal dispatched
+        dispatched += 1
+        return dispatch(plans)
+
+    monkeypatch.setattr(several.core._runner, "dispatch_several", counted)
     monkeypatch.setattr(several.core, "_overlap", overlap)
     steady = [SamplingParams(**{"ignore_eos": True} | kind) for kind in STEADY]
     mixed = [*steady, *(SamplingParams(**kind) for kind in OTHERS)]
     before = several.core.stats.preemptions
-    for kinds in (steady, mixed):
+    for kinds in (*([kind] for kind in steady), steady, mixed):
+        dispatched = 0
         inputs = [prompts[i % 2] for i in range(len(kinds))]
         ours, theirs = several.generate(inputs, kinds), llm.generate(inputs, kinds)
         for one, other in zip(ours, theirs, strict=True):
             for a, b in zip(one.outputs, other.outputs, strict=True):
                 assert_alike(a, b)
+        assert dispatched > 1
     assert several.core.stats.preemptions > before
     assert several.core.stats.blocks_used == 0
 
@@ -147,3 +160,24 @@ def test_logits_of_nan_in_a_later_step_fail_that_request_alone(
     assert tokens_of(outputs, "bad") == bad[: place + 1]
     assert [o.request_id for o in outputs if o.error] == ["bad"]
     assert several.core.stats.blocks_used == 0
+
+
+def test_a_dispatch_that_fails_ends_its_requests_alone(
+    several: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = several.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
+    dispatch, turns = several.core._runner.dispatch_several, itertools.count()
+
+    def second_fails(plans: list[StepPlan]) -> StepHandle:
+        if next(turns) == 1:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return dispatch(plans)
+
+    monkeypatch.setattr(several.core._runner, "dispatch_several", second_fails)
+    for name in ("a", "b"):
+        submit(several, name, prompts[1], GREEDY)
+    outputs = drain(several)
+    assert sorted(o.request_id for o in outputs if o.error) == ["a", "b"]
+    assert several.core.stats.blocks_used == 0
+    assert several.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
+    assert next(turns) > 3

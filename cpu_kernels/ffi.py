@@ -1,8 +1,8 @@
-"""Numba functions as XLA custom calls: the C side of XLA's foreign function interface (FFI).
+"""XLA's foreign function interface (FFI) from the C side, for numba.
 
 XLA calls a handler with the address of a frame of C structs, the same from version 0.3 of its API
-to 0.5 (jaxlib/include/xla/ffi/api/c_api.h). Read as 64-bit words, it holds addresses of the
-arguments' and results' buffers at fixed places.
+to 0.5 (jaxlib/include/xla/ffi/api/c_api.h). As 64-bit words, it holds at fixed places where the
+buffers of the arguments and results are told.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import njit, types
+
+from cpu_kernels.atomics import pointer, words
 
 HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 0 is no error
 
@@ -23,23 +24,10 @@ _DATA, _RANK, _DIMS, _BUFFER_WORDS = 3, 4, 5, 6
 _METADATA, _VERSION, _API_VERSION = 3, 3, 4
 
 
-@intrinsic
-def _pointer(typing: Any, address: Any) -> Any:
-    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.voidptr(address), make
-
-
-@njit(cache=True)
-def _words(address: int, n: int) -> np.ndarray:
-    return carray(_pointer(address), n, np.int64)
-
-
 @njit(cache=True)
 def opened(address: int) -> np.ndarray:
     """The frame at an address."""
-    return _words(address, _FRAME_WORDS)
+    return words(address, _FRAME_WORDS)
 
 
 @njit(cache=True)
@@ -48,15 +36,15 @@ def asks_version(frame: np.ndarray) -> bool:
     if so, it has its answer."""
     if frame[_EXTENSION] == 0:
         return False
-    metadata = _words(_words(frame[_EXTENSION], _METADATA + 1)[_METADATA], _VERSION + 1)
-    metadata[_VERSION] = _words(frame[_API], _API_VERSION + 1)[_API_VERSION]  # major and minor
+    metadata = words(words(frame[_EXTENSION], _METADATA + 1)[_METADATA], _VERSION + 1)
+    metadata[_VERSION] = words(frame[_API], _API_VERSION + 1)[_API_VERSION]  # major and minor
     return True
 
 
 @njit(cache=True)
 def _buffer(buffers: int, i: int) -> tuple[Any, np.ndarray]:
-    buffer = _words(_words(buffers, i + 1)[i], _BUFFER_WORDS)
-    return _pointer(buffer[_DATA]), _words(buffer[_DIMS], buffer[_RANK])
+    buffer = words(words(buffers, i + 1)[i], _BUFFER_WORDS)
+    return pointer(buffer[_DATA]), words(buffer[_DIMS], buffer[_RANK])
 
 
 @njit(cache=True)

@@ -18,11 +18,11 @@ import numpy as np
 from jax.export import DisabledSafetyCheck, deserialize, export
 from jax.stages import Lowered
 
-from cpu_kernels import NAMES
+from cpu_kernels import CUSTOM_CALLS
 from jaxserve.engine.compile_all import Job
 
 PACKAGES = ("jaxserve", "pallas_kernels", "cpu_kernels")  # whose code programs are made of
-_OURS = [DisabledSafetyCheck.custom_call(name) for name in NAMES]  # as stable as this fingerprint
+_OURS = [DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS]  # as stable as this fingerprint
 
 
 class TracedPrograms:

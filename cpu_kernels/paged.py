@@ -75,14 +75,21 @@ def _scale(row_at: int, factor: float, size: int) -> None:
 def _add_values(
     sums_at: int, weights_at: int, v0: int, v1: int, v2: int, v3: int, size: int
 ) -> None:
-    """Adds four values [D] to two rows of sums that follow each other, by weights of [2, PIECE]."""
-    a, b = floats(sums_at, size), floats(sums_at + 4 * size, size)
-    p, q = floats(weights_at, 4), floats(weights_at + 4 * PIECE, 4)
+    """Adds four values [D] to four rows of sums that follow each other, by weights of [4, PIECE]."""
+    line, step = 4 * size, 4 * PIECE
+    a, b = floats(sums_at, size), floats(sums_at + line, size)
+    c, d = floats(sums_at + 2 * line, size), floats(sums_at + 3 * line, size)
+    p, q = floats(weights_at, 4), floats(weights_at + step, 4)
+    r, s = floats(weights_at + 2 * step, 4), floats(weights_at + 3 * step, 4)
     p0, p1, p2, p3, q0, q1, q2, q3 = p[0], p[1], p[2], p[3], q[0], q[1], q[2], q[3]
+    r0, r1, r2, r3, s0, s1, s2, s3 = r[0], r[1], r[2], r[3], s[0], s[1], s[2], s[3]
     x0, x1, x2, x3 = floats(v0, size), floats(v1, size), floats(v2, size), floats(v3, size)
-    for d in range(size):
-        a[d] += p0 * x0[d] + p1 * x1[d] + p2 * x2[d] + p3 * x3[d]
-        b[d] += q0 * x0[d] + q1 * x1[d] + q2 * x2[d] + q3 * x3[d]
+    for i in range(size):
+        y0, y1, y2, y3 = x0[i], x1[i], x2[i], x3[i]
+        a[i] += p0 * y0 + p1 * y1 + p2 * y2 + p3 * y3
+        b[i] += q0 * y0 + q1 * y1 + q2 * y2 + q3 * y3
+        c[i] += r0 * y0 + r1 * y1 + r2 * y2 + r3 * y3
+        d[i] += s0 * y0 + s1 * y1 + s2 * y2 + s3 * y3
 
 
 @njit(cache=True)
@@ -111,8 +118,8 @@ def _fetch(address: int, size: int) -> None:
 
 @njit(cache=True)
 def _attend(
-    q_at: int,  # [R + 1, D], R rows in the order of their positions; the last one twice
-    positions: np.ndarray,  # [R + 1]
+    q_at: int,  # [R, D], R a multiple of four, in the order of their positions
+    positions: np.ndarray,  # [R]
     rows: int,
     keys_at: int,  # [B, K, P, D]
     values_at: int,  # [B, K, P, D]
@@ -121,53 +128,55 @@ def _attend(
     table: np.ndarray,  # [W]
     window: int,
     softcap: float,
-    tops: np.ndarray,  # [R + 1], and the next two: the softmax so far
-    totals: np.ndarray,  # [R + 1]
-    sums_at: int,  # [R + 1, D]
+    tops: np.ndarray,  # [R], and the next two: the softmax so far
+    totals: np.ndarray,  # [R]
+    sums_at: int,  # [R, D]
     places: np.ndarray,  # [W * P / 4]
+    weights: np.ndarray,  # [4, PIECE]
 ) -> None:
-    """What the rows see with one kv head, piece by piece."""
+    """What the rows see with one kv head: piece by piece, four rows at a time."""
     size = pool[3]
     line = 4 * size  # bytes of a row
-    weights = np.empty((2, PIECE), np.float32)
     weights_at = weights.ctypes.data
-    lowest, highest = max(0, positions[0] - window + 1), positions[rows]
+    lowest, highest = max(0, positions[0] - window + 1), positions[rows - 1]
     _find(places, table, lowest, highest + 1, pool, head)
     for start in range(lowest // PIECE * PIECE, highest + 1, PIECE):
-        for r in range(0, rows, 2):
-            # Of this piece, the pair sees begin : end.
-            begin = max(0, positions[r] - window + 1 - start)
-            end = min(PIECE, positions[r + 1] + 1 - start)
+        for row in range(0, rows, 4):
+            # Of this piece, the four see begin : end.
+            begin = max(0, positions[row] - window + 1 - start)
+            end = min(PIECE, positions[row + 3] + 1 - start)
             if begin >= end:
                 continue
-            x, y = q_at + line * r, q_at + line * (r + 1)
+            q = q_at + line * row
             for j in range(begin // 4 * 4, end, 4):
                 four = (start + j) // 4
-                if r == 0:
+                if row == 0:
                     _fetch(values_at + places[four], size)
                     _fetch(keys_at + places[min(four + _AHEAD, highest // 4)], size)
                 k = keys_at + places[four]
-                dots = dot_2x4(x, y, k, k + line, k + 2 * line, k + 3 * line, size)
-                weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3] = dots[:4]
-                weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3] = dots[4:]
-            for n in range(2):
-                position = positions[r + n]
+                for r in range(0, 4, 2):
+                    x, y = q + line * r, q + line * (r + 1)
+                    dots = dot_2x4(x, y, k, k + line, k + 2 * line, k + 3 * line, size)
+                    a, b = weights[r], weights[r + 1]
+                    a[j], a[j + 1], a[j + 2], a[j + 3] = dots[:4]
+                    b[j], b[j + 1], b[j + 2], b[j + 3] = dots[4:]
+            for r in range(row, row + 4):
                 top, total = _weigh(
-                    weights_at + 4 * PIECE * n,
-                    max(0, position - window + 1 - start),
-                    position + 1 - start,
+                    weights_at + 4 * PIECE * (r - row),
+                    max(0, positions[r] - window + 1 - start),
+                    positions[r] + 1 - start,
                     softcap,
-                    tops[r + n],
+                    tops[r],
                 )
-                decay = _exp(tops[r + n] - top)
-                tops[r + n], totals[r + n] = top, totals[r + n] * decay + total
-                _scale(sums_at + line * (r + n), decay, size)
+                decay = _exp(tops[r] - top)
+                tops[r], totals[r] = top, totals[r] * decay + total
+                _scale(sums_at + line * r, decay, size)
             for j in range(begin // 4 * 4, end, 4):
                 v = values_at + places[(start + j) // 4]
                 # Other cells may hold anything, and 0 x NaN is NaN.
                 low, high = max(begin - j, 0), min(end - j, 4) - 1
                 _add_values(
-                    sums_at + line * r,
+                    sums_at + line * row,
                     weights_at + 4 * j,
                     v + line * low,
                     v + line * min(max(1, low), high),
@@ -198,7 +207,8 @@ def _attend_part(
     whole = 0
     for s in range(len(lens)):
         whole += (starts[s + 1] - starts[s]) * lens[s]
-    tall = TILE * group + 1
+    tall = (TILE * group + 3) // 4 * 4
+    weights = np.empty((4, PIECE), np.float32)
     own_q, sums = np.empty((tall, size), np.float32), np.empty((tall, size), np.float32)
     tops, totals = np.empty(tall, np.float32), np.empty(tall, np.float32)
     positions = np.empty(tall, np.int64)
@@ -215,18 +225,19 @@ def _attend_part(
                 before += cost
                 if middle * parts // (2 * whole * kv_heads) != part:
                     continue
-                for r in range(rows + 1):
+                padded = (rows + 3) // 4 * 4  # by the last row
+                for r in range(padded):
                     t, g = min(r, rows - 1) // group, min(r, rows - 1) % group
                     own_q[r] = q[first + t, k, g]
                     positions[r] = lens[s] - starts[s + 1] + first + t
                     tops[r], totals[r] = _MASKED, 0
                     if len(sinks):
                         tops[r], totals[r] = sinks[k, g], 1
-                sums[: rows + 1] = 0
+                sums[:padded] = 0
                 _attend(
                     own_q.ctypes.data,
                     positions,
-                    rows,
+                    padded,
                     keys.ctypes.data,
                     values.ctypes.data,
                     keys.shape,
@@ -238,6 +249,7 @@ def _attend_part(
                     totals,
                     sums.ctypes.data,
                     places,
+                    weights,
                 )
                 for r in range(rows):
                     t, g = first + r // group, r % group

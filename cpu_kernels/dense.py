@@ -43,7 +43,7 @@ def dot_2x4(
 
 @njit(cache=True)
 def _is_zero(row: np.ndarray) -> bool:
-    for value in row:
+    for value in row:  # noqa: SIM110, numba knows no all()
         if value != 0:
             return False
     return True

@@ -22,8 +22,16 @@ _MASKED = np.float32(-1e30)  # finite: what is less than every score
 _ONE, _LOWEST = np.float32(1), np.float32(-87)
 _LOG2E, _HALF = np.float32(1.44269504), np.float32(0.5)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_P0, _P1, _P2 = (
+    np.float32(1.9875691500e-4),
+    np.float32(1.3981999507e-3),
+    np.float32(8.3334519073e-3),
+)
+_P3, _P4, _P5 = (
+    np.float32(4.1665795894e-2),
+    np.float32(1.6666665459e-1),
+    np.float32(5.0000001201e-1),
+)
 
 
 @njit(fastmath={"contract"}, cache=True)
@@ -45,9 +53,7 @@ def _highest(scores: np.ndarray) -> float:
 
 
 @njit(fastmath=FAST, cache=True)
-def _weigh(
-    scores_at: int, begin: int, end: int, softcap: float, top: float
-) -> tuple[float, float]:
+def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> tuple[float, float]:
     """Scores [PIECE] become weights, 0 but in begin : end; the new top, and the weights' sum."""
     scores = floats(scores_at, PIECE)
     if softcap > 0:
@@ -75,7 +81,7 @@ def _scale(row_at: int, factor: float, size: int) -> None:
 def _add_values(
     sums_at: int, weights_at: int, v0: int, v1: int, v2: int, v3: int, size: int
 ) -> None:
-    """Adds four values [D] to four rows of sums that follow each other, by weights of [4, PIECE]."""
+    """Adds four values [D] to four rows of sums in a row, by weights of [4, PIECE]."""
     line, step = 4 * size, 4 * PIECE
     a, b = floats(sums_at, size), floats(sums_at + line, size)
     c, d = floats(sums_at + 2 * line, size), floats(sums_at + 3 * line, size)

@@ -23,7 +23,12 @@ _ATTENTION = {
     "cpu": cpu.paged_attention,
     "triton": triton_attention.paged_attention,
 }
-_WRITE = {"reference": xla.write_kv, "xla": xla.write_kv, "cpu": xla.write_kv, "triton": triton_cache.write_kv}
+_WRITE = {
+    "reference": xla.write_kv,
+    "xla": xla.write_kv,
+    "cpu": xla.write_kv,
+    "triton": triton_cache.write_kv,
+}
 
 
 def page_shape(
@@ -83,7 +88,8 @@ def paged_attention(
         max_query_len: most query tokens of one sequence, when the caller knows better than T; 1 (a
             pure decode) leaves the prefill code out of the program.
         implementation: "reference" (the definition, in float32), "xla" (any device), "cpu"
-            (float32 machine code; else as "xla") or "triton" (NVIDIA GPUs from sm_80 on). None chooses for the default backend.
+            (machine code for float32 pools; "xla" for others) or "triton" (NVIDIA GPUs from sm_80
+            on). None chooses for the default backend.
 
     Returns:
         [T, H, D], the type of q.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-import cpu_kernels
 from pallas_kernels import xla
 
 
@@ -41,6 +40,8 @@ def paged_attention(
             v_scale=v_scale,
             max_query_len=max_query_len,
         )
+    import cpu_kernels  # compiles and starts threads, where there is no GPU
+
     groups = (k_pages.shape[1], q.shape[1] // k_pages.shape[1])
     factor = scale if k_scale is None else scale * jnp.asarray(k_scale, jnp.float32)
     query = q.astype(jnp.float32).reshape(len(q), *groups, -1)

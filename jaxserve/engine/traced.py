@@ -22,7 +22,9 @@ from cpu_kernels import CUSTOM_CALLS
 from jaxserve.engine.compile_all import Job
 
 PACKAGES = ("jaxserve", "pallas_kernels", "cpu_kernels")  # whose code programs are made of
-_OURS = [DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS]  # as stable as this fingerprint
+_OURS = [
+    DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS
+]  # as stable as this fingerprint
 
 
 class TracedPrograms:

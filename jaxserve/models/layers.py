@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-import cpu_kernels
 from jaxserve.models.cache import CacheSpec, LayerCache
 from jaxserve.models.config import Activation, LayerConfig, ModelConfig
 from jaxserve.models.rope import Rope, rotate
@@ -39,6 +38,8 @@ def linear(
     On a CPU the sums are float32's, and a row's bits don't depend on the other rows.
     """
     if jax.default_backend() == "cpu":
+        import cpu_kernels  # compiles and starts threads
+
         product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
         return product.astype(dtype or x.dtype)
     return jnp.matmul(x, kernel.T, preferred_element_type=dtype)

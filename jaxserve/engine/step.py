@@ -226,6 +226,8 @@ class StepPrograms:
             x = model.embedded(jnp.where(known, fields.tokens, last))
             slots, groups, indices, blocks = fields.entries
             tables = tables.at[groups, slots, indices].set(blocks, mode="drop")
+            used = jnp.arange(len(x)) < fields.query_starts[-1]
+            x = jnp.where(used[:, None], x, 0)  # a CPU multiplies no rows of zeros
             return Embedded(x, place(fields, tables, self.block_size), fields.draws, tables)
 
         return embed

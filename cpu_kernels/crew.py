@@ -22,7 +22,7 @@ from cpu_kernels.paged import attend
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
 _LINEAR, _ATTENTION = 0, 1
 _PARTS = 4  # of a call for each thread: none waits long for another
-_SPINS = 5000  # some 20 us, more than there is between two calls of a step
+_SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
 
 # Words that the threads share, each in a cache line of its own.

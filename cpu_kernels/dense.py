@@ -43,10 +43,10 @@ def dot_2x4(
 
 @njit(cache=True)
 def _is_zero(row: np.ndarray) -> bool:
-    for value in row:  # noqa: SIM110, numba knows no all()
-        if value != 0:
-            return False
-    return True
+    found = False
+    for value in row:  # without an early end it is vectorised
+        found |= value != 0
+    return not found
 
 
 @njit(cache=True)

@@ -243,8 +243,10 @@ class StepPrograms:
             caches = StepCaches(pages, segment.places, batch, longest)
             model = self.parts.merge(segment.leaves, params)
             x = model.run(segment.layers, x, batch.positions, caches)
-            last = jnp.maximum(batch.query_starts[1:] - 1, 0)
-            rows = x[jnp.pad(last, (0, bucket.drawn - bucket.rows))]
+            ends = batch.query_starts[1:]
+            real = ends > batch.query_starts[:-1]
+            rows = jnp.where(real[:, None], x[jnp.maximum(ends - 1, 0)], 0)
+            rows = jnp.pad(rows, ((0, bucket.drawn - bucket.rows), (0, 0)))
             return x, rows, caches.pages
 
         return run

@@ -1,6 +1,7 @@
 """The engine: tokens a second beside its peers and two limits, and the host's work a step.
 
     python -m bench.engine [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
+        [--decode-steps 8]
 
 JAXSERVE_VLLM_PYTHON and JAXSERVE_TORCH_PYTHON name interpreters that have the vLLM CPU build, and
 torch and transformers (bench/peers/setup.sh makes both). Every engine gets the same float32
@@ -12,8 +13,9 @@ beside what it gave until then.
 
 The limits are measured in the same run: bytes of the weights over the speed of reading memory,
 FLOPs of the weights over the speed of a large float32 matmul. Host work is what a turn of the loop
-takes beside waiting for the device; idle is what the device waits for the host. The last line is
-one flat JSON object.
+takes beside waiting for the device; idle is what the device waits for the host. --decode-steps N
+also measures both with N steps a dispatch, as figures a step. The last line is one flat JSON
+object.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class HostClock:
 
 
 def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float]:
-    """Microseconds a step of host work and of an idle device, with so many decodes running."""
+    """Microseconds a step of host work and of an idle device, with so many decodes running, and
+    the tokens a second that they give."""
     clock = HostClock(llm)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     batch = prompts(running, 16, 256)
@@ -130,22 +133,23 @@ def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float
         llm.core.step()
     clock.turns.clear()
     before = llm.core.report().idle_s
-    steps, begin = 0, time.perf_counter()
-    while llm.core.stats.running == running and steps < tokens - 20:
-        llm.core.step()
-        steps += 1
-    wall = time.perf_counter() - begin
+    given, begin = 0, time.perf_counter()
+    while llm.core.stats.running == running and given < running * (tokens - 20):
+        given += sum(len(output.token_ids) for output in llm.core.step())
+    wall, steps = time.perf_counter() - begin, given / running
     idle = llm.core.report().idle_s - before
     for i in range(running):
         llm.core.abort(f"{name}{i}")
     while llm.core.has_work:
         llm.core.step()
-    turns = sorted(clock.turns[:steps])
+    a_turn = llm.config.decode_steps
+    turns = sorted(seconds / a_turn for seconds in clock.turns[: round(steps / a_turn)])
     return {
         f"{name}_r{running}_host_p50_us": round(statistics.median(turns) * 1e6, 1),
         f"{name}_r{running}_host_p99_us": round(turns[int(len(turns) * 0.99)] * 1e6, 1),
         f"{name}_r{running}_idle_us": round(idle / steps * 1e6, 1),
         f"{name}_r{running}_step_us": round(wall / steps * 1e6, 1),
+        f"{name}_r{running}_tok_s": round(given / wall, 1),
     }
 
 
@@ -240,7 +244,7 @@ def mixed_trace(count: int, scale: float) -> list[tuple[int, int]]:
     return [(max(1, round(p * scale)), max(1, round(a * scale))) for p, a in lengths]
 
 
-def our_figures(job: Job) -> dict[str, Any]:
+def our_figures(job: Job, decode_steps: int) -> dict[str, Any]:
     """The demo model: rates, limits, the host's work."""
     read, flops = read_rate(), matmul_rate()
     figures: dict[str, Any] = {
@@ -261,19 +265,32 @@ def our_figures(job: Job) -> dict[str, Any]:
         reachable = limit(batch, weight_bytes, read, flops)
         figures[f"b{batch}_limit_tok_s"] = round(reachable, 1)
         figures[f"b{batch}_over_limit"] = round(reachable / figures[f"b{batch}_decode_tok_s"], 2)
-    figures |= host_work(llm, "demo", 32, 60)
+    for running in (1, 32):
+        figures |= host_work(llm, "demo", running, 60)
     llm.core.close()
+    if decode_steps > 1:
+        several = LLM(
+            job.model, progress=False, max_num_seqs=job.max_seqs, decode_steps=decode_steps
+        )
+        figures["several_ready_s"] = round(several.core.ready.ready_s, 1)
+        for running in (1, 32):
+            figures |= host_work(several, "demo_several", running, 60)
+        several.core.close()
     return figures
 
 
-def toy_figures() -> dict[str, float]:
+def toy_figures(decode_steps: int) -> dict[str, float]:
     """The host's work where it is most of a step."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        small = LLM(str(toy(Path(folder))), progress=False, max_num_seqs=256, kv_cache_memory=2**26)
-        for running in (1, 32, 256):
-            figures |= host_work(small, "toy", running, 200)
-        small.core.close()
+        model = str(toy(Path(folder)))
+        for name, steps in {"toy": 1, "toy_several": decode_steps}.items():
+            if name == "toy" or steps > 1:
+                settings = {"max_num_seqs": 256, "kv_cache_memory": 2**26, "decode_steps": steps}
+                small = LLM(model, progress=False, **settings)
+                for running in (1, 32, 256):
+                    figures |= host_work(small, name, running, 200)
+                small.core.close()
     return figures
 
 
@@ -286,6 +303,7 @@ def main() -> None:
     parser.add_argument("--trace", type=int, default=48, help="requests of the mixed trace")
     parser.add_argument("--peer-limit", type=float, default=150.0, help="seconds for one peer")
     parser.add_argument("--bf16-limit", type=float, default=75.0, help="the same, in bfloat16")
+    parser.add_argument("--decode-steps", type=int, default=1, help="measure so many, too")
     parser.add_argument("--skip-peers", action="store_true")
     parser.add_argument("--skip-toy", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8 tokens of 1 and 4 requests")
@@ -297,9 +315,9 @@ def main() -> None:
     ttft = 128 if args.quick else TTFT_PROMPT
     trace = mixed_trace(args.trace, TRACE_SCALE)
     job = Job(str(folder), "float32", args.batches, PROMPT, args.tokens, ttft, trace)
-    figures = our_figures(job)
+    figures = our_figures(job, args.decode_steps)
     if not args.skip_toy:
-        figures |= toy_figures()
+        figures |= toy_figures(args.decode_steps)
     if not args.skip_peers:
         for dtype in ("float32", "bfloat16"):
             for name, (variable, script) in PEER_SCRIPTS.items():

@@ -47,6 +47,8 @@ class EngineConfig:
             "longest-prefix" (the most cached tokens).
         enable_prefix_caching: reuse the KV of prompts that begin alike.
         overlap: plan and dispatch a step while the one before it runs.
+        decode_steps: tokens that each row gets in one dispatch to the device, while nobody waits
+            and none of them can end an output; above 1 each size of a decode is one program more.
         batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
             Without it they are wherever at least two requests run; a request alone on a CPU takes a
             path of its own, 2.4 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU
@@ -69,6 +71,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
     overlap: bool = True
+    decode_steps: int = 1
     batch_invariant: bool = False
     forbid_compile: bool = False
     seed: int = 0
@@ -93,6 +96,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "kv_cache_memory",
             "max_queued_requests",
+            "decode_steps",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

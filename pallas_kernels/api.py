@@ -13,16 +13,22 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import reference, triton_attention, triton_cache, xla
+from pallas_kernels import cpu, reference, triton_attention, triton_cache, xla
 
-Implementation = Literal["reference", "xla", "triton"]
+Implementation = Literal["reference", "xla", "cpu", "triton"]
 
 _ATTENTION = {
     "reference": reference.paged_attention,
     "xla": xla.paged_attention,
+    "cpu": cpu.paged_attention,
     "triton": triton_attention.paged_attention,
 }
-_WRITE = {"reference": xla.write_kv, "xla": xla.write_kv, "triton": triton_cache.write_kv}
+_WRITE = {
+    "reference": xla.write_kv,
+    "xla": xla.write_kv,
+    "cpu": xla.write_kv,
+    "triton": triton_cache.write_kv,
+}
 
 
 def page_shape(
@@ -81,8 +87,9 @@ def paged_attention(
         v_scale: likewise for values.
         max_query_len: most query tokens of one sequence, when the caller knows better than T; 1 (a
             pure decode) leaves the prefill code out of the program.
-        implementation: "reference" (the definition, in float32), "xla" (any device) or "triton"
-            (NVIDIA GPUs from sm_80 on). None chooses for the default backend.
+        implementation: "reference" (the definition, in float32), "xla" (any device), "cpu"
+            (machine code for float32 pools; "xla" for others) or "triton" (NVIDIA GPUs from sm_80
+            on). None chooses for the default backend.
 
     Returns:
         [T, H, D], the type of q.
@@ -165,7 +172,7 @@ def copy_blocks(
 
 def _choose(implementation: Implementation | None) -> str:
     if implementation is None:
-        return "triton" if jax.default_backend() == "gpu" else "xla"
+        return {"gpu": "triton", "cpu": "cpu"}.get(jax.default_backend(), "xla")
     if implementation not in _ATTENTION:
         raise ValueError(f"implementation must be one of {[*_ATTENTION]}; got {implementation!r}")
     return implementation

@@ -77,6 +77,15 @@ class DecodeRows:
         """Rows that got their last token by length in the step before this one."""
         return list(self._by_end.get(step, ()))
 
+    def stay(self, step: int, steps: int) -> bool:
+        """Whether there are rows, and all of them have a token in each step up to step + steps."""
+        return min(self._by_end, default=step) >= step + steps
+
+    def num_crossing(self, step: int, steps: int) -> int:
+        """Blocks that rows begin in so many steps from this one on, if none is added or removed."""
+        phases = self._by_phase
+        return sum(len(phases[at % len(phases)]) for at in range(step, step + steps))
+
     def rows(self) -> Rows:
         if self._rows is None:
             self._rows = Rows(tuple(self._slots), self._sequences[:], self._outputs[:])

@@ -224,6 +224,18 @@ class Scheduler:
         self._flights.append(Flight(plan, rows, drafted, chunked, self._registry.num_ended))
         return plan
 
+    def is_steady(self, steps: int) -> bool:
+        """Whether each of the next plans, so many, is one token more of the rows that decode now,
+        and nothing else: nobody waits, no prompt, fork or draft is in work, none of the rows
+        reaches its last token before, and the blocks that they need are free.
+
+        Stop tokens aren't thought of: what a row gets after one is dropped by update().
+        """
+        if self._waiting or self._forked or self._prefills or self._drafts or self._verifying:
+            return False
+        blocks = self._decodes.num_crossing(self._step, steps) * len(self.tables.windows)
+        return self._decodes.stay(self._step, steps) and blocks <= self.tables.pool.num_free
+
     def _place_forks(self) -> list[Sequence]:
         """Gives slots to new forks; those that find none are queued."""
         placed = []

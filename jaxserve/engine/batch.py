@@ -85,6 +85,17 @@ def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> Step
     )
 
 
+def advance(bucket: Bucket) -> np.ndarray:
+    """What a pure decode's buffer grows by until the next step of the same rows: they are a token
+    further."""
+    shapes = int_shapes(bucket)
+    ints = np.zeros(size(shapes), np.int32)
+    fields = StepInts(*split(ints, shapes))
+    fields.context_lens[:] = 1
+    DrawRows.split(fields.draws).output_positions[:] = 1
+    return ints
+
+
 def size(shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements of a buffer with these fields."""
     return sum(int(np.prod(shape)) for shape in shapes)

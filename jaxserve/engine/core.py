@@ -18,7 +18,7 @@ from jaxserve.engine.beams import Beams, guide
 from jaxserve.engine.clock import StepClock
 from jaxserve.engine.compile_guard import CompileGuard
 from jaxserve.engine.grammar_queue import GrammarQueue
-from jaxserve.engine.handle import StepHandle
+from jaxserve.engine.handle import StepHandle, StepResults
 from jaxserve.engine.messages import EngineStats, Output, Ready, Submit
 from jaxserve.engine.plan import describe_cache
 from jaxserve.engine.sampling_state import SamplingRequest
@@ -59,9 +59,9 @@ def _blamed_on_the_step() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan, the device's answer to come, and when it was asked."""
+    """The plans of a dispatch, the device's answer to come, and when it was asked."""
 
-    plan: StepPlan
+    plans: list[StepPlan]
     handle: StepHandle
     started: float
 
@@ -112,9 +112,10 @@ class EngineCore:
         )
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
+        self._decode_steps = config.decode_steps
         self._overlap, self._most_queued = config.overlap, config.max_queued_requests
         self._flights: deque[InFlight] = deque()  # oldest first
-        self._started: StepPlan | None = None  # of a step that isn't drawn, so not in flight yet
+        self._started: list[StepPlan] = []  # of steps that aren't drawn, so not in flight yet
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
         self.ready = Ready(
@@ -249,10 +250,12 @@ class EngineCore:
             try:
                 if self._flights and self._scheduler.awaits_tokens:
                     outputs += self._hand_out(meanwhile)
-                plan = self._scheduler.schedule()
-                if plan is not None:
-                    self._start(plan, outputs, meanwhile)
-                if len(self._flights) > (self._overlap and plan is not None):
+                plans = self._plan()
+                if len(plans) > 1:
+                    self._start_several(plans)
+                elif plans:
+                    self._start(plans[0], outputs, meanwhile)
+                if len(self._flights) > (self._overlap and bool(plans)):
                     outputs += self._hand_out(meanwhile)
             except _StepFailure as failure:
                 outputs += self._lose_state(failure)
@@ -260,13 +263,35 @@ class EngineCore:
             self._clock.rest()
         return outputs
 
+    def _plan(self) -> list[StepPlan]:
+        """The next step; several, for one dispatch, if all are sure to decode the same rows."""
+        plan, more = self._scheduler.schedule(), self._decode_steps - 1
+        if plan is None:
+            return []
+        several = (
+            more > 0
+            and not (plan.chunks or plan.copies or self._grammars)
+            and self._scheduler.is_steady(more)
+            and self._runner.is_settled(plan.decode_slots, 1 + more)
+        )
+        ahead = [self._scheduler.schedule() for _ in range(more)] if several else []
+        return [plan, *(planned for planned in ahead if planned is not None)]
+
+    def _start_several(self, plans: list[StepPlan]) -> None:
+        """Starts several steps in one dispatch."""
+        self._started = plans
+        with _blamed_on_the_step():
+            handle = self._runner.dispatch_several(plans)
+        self._flights.append(InFlight(plans, handle, self._clock.started()))
+        self._started = []
+
     def _start(
         self, plan: StepPlan, outputs: list[Output], meanwhile: Callable[[], None] | None
     ) -> None:
         """Starts a step. Adds to `outputs` news of the requests it admits, of those that can't go
         on, and, if its draw must know them, of the last step's tokens; they are there even if the
         step fails."""
-        self._started = plan
+        self._started = [plan]
         with _blamed_on_the_step():
             started = self._runner.dispatch(plan)
         begin = self._clock.started()
@@ -278,8 +303,8 @@ class EngineCore:
         with _blamed_on_the_step():
             handle = self._runner.draw(started)
         self._clock.started()
-        self._started = None
-        self._flights.append(InFlight(plan, handle, begin))
+        self._started = []
+        self._flights.append(InFlight([plan], handle, begin))
         outputs += [self._fail(sequence, error) for sequence, error in self._runner.take_failures()]
 
     def _lose_state(self, failure: _StepFailure) -> list[Output]:
@@ -290,10 +315,8 @@ class EngineCore:
         Raises:
             Exception: the cause, when the step's programs fail without any request, too.
         """
-        error, plans = failure.error, [flight.plan for flight in self._flights]
-        if self._started is not None:
-            plans.append(self._started)
-            self._started = None
+        error, plans = failure.error, [plan for flight in self._flights for plan in flight.plans]
+        plans, self._started = plans + self._started, []
         lost = self._scheduler.started()
         log.error("a step failed; %d requests are lost with it", len(lost), exc_info=error)
         for request_id in lost:
@@ -330,9 +353,24 @@ class EngineCore:
         with _blamed_on_the_step():
             results = self._flights[0].handle.wait()
         done = self._flights.popleft()
-        self._clock.ended(done.started, more=bool(self._flights) or self._started is not None)
-        self._last_step = (self._clock.step_s, done.plan.num_tokens)
-        result = self._scheduler.update(done.plan, results.ids)
+        self._clock.ended(done.started, more=bool(self._flights or self._started))
+        num_tokens = sum(plan.num_tokens for plan in done.plans)
+        self._last_step = (self._clock.step_s, num_tokens)
+        outputs, bare = [], {}  # type: list[Output], dict[Sequence, Output]
+        for plan, own in zip(done.plans, results, strict=True):
+            outputs += self._take(plan, own, bare)
+        return outputs + self._beams.select()
+
+    def _take(
+        self, plan: StepPlan, results: StepResults, bare: dict[Sequence, Output]
+    ) -> list[Output]:
+        """News of what a step drew.
+
+        Args:
+            bare: outputs with nothing but tokens of the dispatch's steps before: more are put on
+                to them.
+        """
+        result = self._scheduler.update(plan, results.ids)
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -344,10 +382,13 @@ class EngineCore:
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
         particular = results.logprobs.keys() | results.embeddings.keys()
-        begins = bool(done.plan.chunks)  # first tokens come from prompts
+        begins = bool(plan.chunks)  # first tokens come from prompts
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
+                continue
+            if seq in bare and seq.finish_reason is None:
+                bare[seq].token_ids.append(token)
                 continue
             first = begins and len(seq.output_token_ids) == 1 and seq.index == 0
             output = Output(
@@ -360,6 +401,7 @@ class EngineCore:
             )
             if seq not in particular:
                 outputs.append(output)
+                bare[seq] = output
             elif seq.request.payload.params.beam_search is not None:
                 self._beams.take(seq, results.logprobs[seq])
             elif seq.request.payload.pool:
@@ -367,7 +409,7 @@ class EngineCore:
                 outputs.append(structs.replace(output, token_ids=[], embedding=embedding))
             else:
                 outputs.append(structs.replace(output, logprobs=[results.logprobs[seq]]))
-        return outputs + self._beams.select()
+        return outputs
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
         """Ends the request of a sequence that can't go on; others don't notice."""

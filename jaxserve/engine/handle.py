@@ -50,9 +50,10 @@ class StepResults:
 
 @dataclass(slots=True)
 class StepHandle:
-    """A step in flight.
+    """A step in flight, or several in one dispatch.
 
     Args:
+        output: of several, one entry a step.
         rows: the plan's rows; the rest of the output is padding.
         logprob_rows: rows whose tokens' logprobs were asked for.
         prompt_pieces: logprobs of the prompt tokens after PIECE rows each.
@@ -83,12 +84,15 @@ class StepHandle:
         """Whether wait() would return at once."""
         return bool(self.output.ids.is_ready())  # type: ignore[attr-defined]
 
-    def wait(self) -> StepResults:
-        """All that was asked for, once the device has it; raises what the device raised."""
-        ids = np.asarray(self.output.ids)[: self.rows].tolist()
-        return StepResults(
-            ids, self._logprobs(ids), self._embeddings(), list(self._prompt_logprobs())
-        )
+    def wait(self) -> list[StepResults]:
+        """Step by step all that was asked for, once the device has it; raises what the device
+        raised."""
+        ids = np.atleast_2d(np.asarray(self.output.ids))[:, : self.rows].tolist()
+        embeddings, prompt = self._embeddings(), list(self._prompt_logprobs())
+        return [
+            StepResults(own, self._logprobs(nth, own), embeddings, prompt)
+            for nth, own in enumerate(ids)
+        ]
 
     def _embeddings(self) -> dict[Sequence, bytes]:
         """The embeddings that were asked for, [E] float32 each."""
@@ -97,11 +101,13 @@ class StepHandle:
         on_host = np.asarray(self.pooled)
         return {sequence: on_host[row].tobytes() for sequence, row in self.pooled_rows.items()}
 
-    def _logprobs(self, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
-        """The logprobs of the sampled ids that were asked for."""
+    def _logprobs(self, nth: int, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
+        """The logprobs of the ids that the nth step sampled, as far as they were asked for."""
         if not self.logprob_rows:
             return {}
         arrays = _on_host(self.output.logprobs)
+        if self.output.ids.ndim > 1:
+            arrays = Logprobs(*(array[nth] for array in arrays))
         return {
             sequence: _entry(arrays, row, ids[row], sequence.request.payload.params.logprobs)
             for sequence, row in self.logprob_rows.items()

@@ -41,6 +41,9 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     yield f"step shapes  {len(table.all)}"
     rows = ", ".join(str(b.rows) for b in table.decode)
     yield f"  decode     {rows} rows; {_decode_waste(table)}"
+    if (steps := config.decode_steps) > 1:
+        more = len(table.decode)
+        yield f"             also {steps} steps in one dispatch: {more} programs more"
     shapes = ", ".join(f"{b.tokens} x {b.rows}" for b in table.mixed)
     yield f"  mixed      {shapes} (tokens x rows); {_mixed_waste(table, limits)}"
 

@@ -128,6 +128,27 @@ class Runner:
         self._sampling.clear()
         self._run_empty(self._last)
 
+    def is_settled(self, slots: tuple[int, ...], steps: int) -> bool:
+        """Whether the next tokens of these slots, so many, can't end an output, nor change what
+        may follow them."""
+        rows, table = list(slots), self._slots
+        left = table.settled_until[rows] - table.rows.output_positions[rows]
+        return bool(left.min() >= steps)
+
+    def dispatch_several(self, plans: list[StepPlan]) -> StepHandle:
+        """Starts several steps in one dispatch: decodes of the same rows, which are settled, and
+        nothing else."""
+        first, more = plans[0], len(plans) - 1
+        bucket = self._table.pick(first.num_tokens, first.num_tokens)
+        step, buffers, self._last = self._steps[bucket], self._buffers[bucket], bucket
+        self._fill(buffers, first)
+        slots = np.array(first.decode_slots)
+        self._slots.num_computed[slots] += more
+        self._slots.rows.output_positions[slots] += more
+        packs = buffers.packs(np.concatenate(list(map(_entries, plans)), 1), self._slots.spare)
+        self._state, output = step.several(self._params, self._state, *packs)
+        return self._sent(StepHandle(output, first.num_tokens, self._asking(buffers)))
+
     def dispatch(self, plan: StepPlan) -> Started:
         """Starts a step's layers and returns without waiting for the device."""
         if plan.copies:
@@ -159,22 +180,28 @@ class Runner:
 
     def draw(self, started: Started) -> StepHandle:
         """Starts the draw of the step dispatched last, once its masks are built."""
-        drawn, step = started.buffers.rows, started.step
-        sampled = drawn.keep > 0
+        step = started.step
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
         self._state, output = step.sample(self._params, state, started.drawn, started.draws)
-        wanted = np.flatnonzero((drawn.ints[:, NUM_LOGPROBS] >= 0) & sampled).tolist()
-        sequences = {self._slots.sequences[drawn.slots[row]]: row for row in wanted}
-        spans = started.spans
+        spans, asking = started.spans, self._asking(started.buffers)
         prompt = self._prompt_logprobs(step, started.x, spans) if spans else {}
-        handle = StepHandle(output, started.rows, sequences, spans, prompt)
+        handle = StepHandle(output, started.rows, asking, spans, prompt)
         if started.pooled is not None:
             assert step.pool is not None
             handle.pooled_rows = started.pooled
             handle.pooled = step.pool(self._params.ends, started.drawn)
+        return self._sent(handle)
+
+    def _sent(self, handle: StepHandle) -> StepHandle:
         if not self._on_cpu:  # whose arrays the host can read where they are
             handle.start_copies()
         return handle
+
+    def _asking(self, buffers: HostBuffers) -> dict[Sequence, int]:
+        """Rows of a filled buffer whose tokens' logprobs are asked for."""
+        rows, sequences = buffers.rows, self._slots.sequences
+        wanted = np.flatnonzero((rows.ints[:, NUM_LOGPROBS] >= 0) & (rows.keep > 0)).tolist()
+        return {sequences[rows.slots[row]]: row for row in wanted}
 
     def _run_empty(self, bucket: Bucket) -> None:
         buffers = self._buffers[bucket]
@@ -182,6 +209,10 @@ class Runner:
         self.draw(
             self._start(bucket, buffers, _NO_ENTRIES, 0, [], None if bucket.decode else {})
         ).wait()
+        if (step := self._steps[bucket]).repeat is not None:
+            packs = buffers.packs(_NO_ENTRIES, self._slots.spare)
+            self._state, output = step.several(self._params, self._state, *packs)
+            StepHandle(output, 0).wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
         """Sequences that can't go on, and why, since the last call."""

@@ -16,7 +16,7 @@ from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
 from jaxserve.sampling.rows import is_penalised
-from scheduler import Sequence, SlotStart
+from scheduler import Request, Sequence, SlotStart
 
 # Rows that one call writes.
 COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
@@ -35,6 +35,15 @@ class SamplingRequest:
     params: SamplingParams
     masks: MaskRules | None = None
     pool: bool = False
+
+
+def settled_until(request: Request) -> int:
+    """The first output position at which a token may end an output, or its mask may depend on the
+    tokens before; before it, only how many there are matters."""
+    payload: SamplingRequest = request.payload
+    if payload.params.stop or (payload.masks is not None and payload.masks.needs_each_token):
+        return 0
+    return request.min_tokens if request.stop_token_ids else request.max_tokens
 
 
 class SamplingState:

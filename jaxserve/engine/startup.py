@@ -73,7 +73,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         probe, state = step_programs(small, model, machine, vocab), state_maker(small, dtype, vocab)
         measured = step_memory.measure(probe, table.mixed[-1], state)
         limits = EngineLimits.resolve(config, model, dtype, machine, measured)
-    programs = step_programs(limits, model, machine, vocab)
+    programs = step_programs(limits, model, machine, vocab, config.decode_steps)
     empty_state = state_maker(limits, dtype, vocab)
     pool, given_up = ThreadPoolExecutor(1), Event()
     state = jax.eval_shape(empty_state)
@@ -95,7 +95,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
 
 
 def step_programs(
-    limits: EngineLimits, model: ModelOutline, machine: Machine, vocab: int
+    limits: EngineLimits, model: ModelOutline, machine: Machine, vocab: int, decode_steps: int = 1
 ) -> StepPrograms:
     """The step programs that serve a model under these limits, to be compiled."""
     layers = len(model.cache_specs)
@@ -107,7 +107,7 @@ def step_programs(
         if machine.on_cpu
         else None
     )
-    return StepPrograms(parts, limits.block_size, vocab, machine.on_cpu, traced)
+    return StepPrograms(parts, limits.block_size, vocab, machine.on_cpu, decode_steps, traced)
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:

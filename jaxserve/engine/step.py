@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxserve.engine.batch import (
     DrawRows,
     StepBatch,
     StepInts,
+    advance,
     int_shapes,
     place,
     size,
@@ -80,13 +81,18 @@ class StepOutput(NamedTuple):
     Args:
         ids: [R] int32, sampled tokens; -1 where the logits weren't finite.
         logprobs: of the sampled tokens; zeros if no row asks for them.
+
+    Of several steps in one dispatch each array has one entry a step.
     """
 
     ids: jax.Array
     logprobs: Logprobs[jax.Array]
 
 
-for _kind in (StepBatch, Embedded, StepOutput, SamplingTables, Logprobs):
+for _kind in (
+    *(StepBatch, Embedded, StepOutput, SamplingTables, Logprobs),
+    *(StepState, PartedParams),
+):
     register_namedtuple_serialization(_kind, serialized_name=f"jaxserve.{_kind.__name__}")
 
 
@@ -100,6 +106,7 @@ class Step:
         take: PIECE hidden states from a row on; None for pure decodes.
         logprobs: of the prompt tokens that follow them.
         pool: embeddings of the rows that are drawn from; None in a pure decode.
+        repeat: several steps of the same rows; None but in pure decodes, if it is asked for.
     """
 
     segments: tuple[Segment, ...]
@@ -109,6 +116,7 @@ class Step:
     take: Compiled | None
     logprobs: Compiled
     pool: Compiled | None
+    repeat: Compiled | None = None
 
     def layers(
         self, params: PartedParams, state: StepState, *packs: np.ndarray
@@ -138,6 +146,23 @@ class Step:
             params.ends, state.last_tokens, state.tables, rows, draws
         )
         return state._replace(last_tokens=last_tokens, tables=tables), output
+
+    def several(
+        self, params: PartedParams, state: StepState, *packs: np.ndarray
+    ) -> tuple[StepState, StepOutput]:
+        """Decodes the same rows several times; the next state, and the outputs.
+
+        Args:
+            packs: the first step's, as layers() takes them, with what is new in the block tables
+                up to the last step.
+        """
+        assert self.repeat is not None
+        tables = state.block_tables
+        for ints in packs[:-1]:
+            *_, tables = self.embed(params.ends, state.last_tokens, tables, ints)
+        state = state._replace(block_tables=tables)
+        ended: tuple[StepState, StepOutput] = self.repeat(params, state, packs[-1])
+        return ended
 
     def prompt_logprobs(
         self, params: PartedParams, x: jax.Array, first: int, targets: np.ndarray
@@ -179,6 +204,7 @@ class StepPrograms:
         block_size: tokens P of a block.
         vocab: tokens that may be drawn; the model's head may be padded beyond it.
         one_by_one: see sampling.sampler.sample.
+        decode_steps: see EngineConfig.
         traced: where traced programs are kept; None traces them anew.
     """
 
@@ -186,6 +212,7 @@ class StepPrograms:
     block_size: int
     vocab: int
     one_by_one: bool
+    decode_steps: int = 1
     traced: TracedPrograms | None = None
 
     def _embed(self, bucket: Bucket) -> Callable[..., Embedded]:
@@ -199,6 +226,8 @@ class StepPrograms:
             x = model.embedded(jnp.where(known, fields.tokens, last))
             slots, groups, indices, blocks = fields.entries
             tables = tables.at[groups, slots, indices].set(blocks, mode="drop")
+            used = jnp.arange(len(x)) < fields.query_starts[-1]
+            x = jnp.where(used[:, None], x, 0)  # a CPU multiplies no rows of zeros
             return Embedded(x, place(fields, tables, self.block_size), fields.draws, tables)
 
         return embed
@@ -241,6 +270,24 @@ class StepPrograms:
         last_tokens = last_tokens.at[own.slots].set(jnp.where(kept, ids, last_tokens[own.slots]))
         tables = tables._replace(counts=count(tables.counts, own.slots, ids, kept))
         return last_tokens, tables, output
+
+    def _repeat(self, bucket: Bucket) -> Callable[..., tuple[StepState, StepOutput]]:
+        """A decode's programs, decode_steps times one after the other."""
+        segments, growth = self.parts.segments, advance(bucket)
+        run = [self._segment(segments[segment.kind], bucket) for segment in segments]
+        traced: Any = Step  # of functions in place of programs
+        step = traced(segments, self._embed(bucket), run, self._draw, None, None, None)
+
+        def repeat(
+            params: PartedParams, state: StepState, ints: jax.Array
+        ) -> tuple[StepState, StepOutput]:
+            def once(state: StepState, nth: jax.Array) -> tuple[StepState, StepOutput]:
+                state, _, rows, draws = step.layers(params, state, ints + nth * growth)
+                return step.sample(params, state, rows, draws)
+
+            return jax.lax.scan(once, state, jnp.arange(self.decode_steps))
+
+        return repeat
 
     def _take(self, hidden: jax.Array, first: jax.Array) -> jax.Array:
         padded = jnp.pad(hidden, ((0, PIECE), (0, 0)))
@@ -286,6 +333,7 @@ class StepPrograms:
                 done.get(("take", bucket.tokens)),
                 done["logprobs"],
                 None if bucket.decode else done["pool", bucket.drawn],
+                done.get(("repeat", bucket, self.decode_steps)),
             )
             for bucket in buckets
         }
@@ -311,6 +359,9 @@ class StepPrograms:
         if not bucket.decode:
             jobs["take", bucket.tokens] = Job(self._take, (x, jax.ShapeDtypeStruct((), jnp.int32)))
             jobs["pool", bucket.drawn] = Job(self._pool, (ends, rows))
+        elif self.decode_steps > 1:
+            job = Job(self._repeat(bucket), (PartedParams(ends, segments), state, ints), (1,))
+            jobs["repeat", bucket, self.decode_steps] = job
         for segment, params in zip(self.parts.segments, segments, strict=True):
             run = self._segment(self.parts.segments[segment.kind], bucket)
             job = Job(run, (params, segment.of(state.pages), x, batch), (1, 2))

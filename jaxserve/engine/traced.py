@@ -17,12 +17,12 @@ import flax
 import jax
 import jaxlib
 import numpy as np
-from jax.export import deserialize, export
+from jax.export import DisabledSafetyCheck, deserialize, export
 from jax.stages import Lowered
 
 from jaxserve.engine.compile_all import Job
 
-PACKAGES = ("jaxserve", "pallas_kernels")  # whose code programs are made of
+PACKAGES = ("jaxserve", "pallas_kernels", "cpu_kernels")  # whose code programs are made of
 KEPT = 64  # origins; one takes about half a MiB
 
 
@@ -39,6 +39,10 @@ class TracedPrograms:
     """
 
     def __init__(self, folder: Path, *origin: object) -> None:
+        import cpu_kernels  # compiles and starts threads; a program from disk needs its calls
+
+        # No promise of JAX's that a call stays what it is, but the origin's.
+        self._allowed = [DisabledSafetyCheck.custom_call(c) for c in cpu_kernels.CUSTOM_CALLS]
         self._folder = folder / _fingerprint(origin)
         with suppress(OSError):  # what can't be written to can't grow
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +56,8 @@ class TracedPrograms:
         try:
             exported = deserialize(bytearray(path.read_bytes()))
         except Exception:  # not there, or damaged in whatever way
-            exported = export(jax.jit(job.function, donate_argnums=job.donated))(*job.arguments)
+            program = jax.jit(job.function, donate_argnums=job.donated)
+            exported = export(program, disabled_checks=self._allowed)(*job.arguments)
             _write(path, bytes(exported.serialize()))
         return jax.jit(exported.call, donate_argnums=job.donated).lower(*job.arguments)
 

@@ -25,9 +25,6 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-VECTOR, LONG_SUM, MANY_ROWS = 16, 1024, 128  # of linear()
-
-
 def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype) -> nnx.Param:
     """An empty parameter with one logical axis name a dimension; the loader fills it."""
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
@@ -38,23 +35,14 @@ def linear(
 ) -> jax.Array:  # [T, I], [O, I] -> [T, O]
     """x @ kernel.T, of this type or x's; kernels lie as checkpoints have them.
 
-    On a CPU a row's bits don't depend on how many others there are, unless there is none.
+    On a CPU the sums are float32's, and a row's bits don't depend on the other rows.
     """
-    product = partial(jnp.matmul, preferred_element_type=dtype)
-    tokens, inputs = x.shape
-    if jax.default_backend() != "cpu":
-        return product(x, kernel.T)
-    if tokens == 1:  # a matrix and a vector: summed in an order of its own
-        return product(kernel, x.T).T
-    # Both fenced off: XLA:CPU would start the sums of some products at what is added to them, and
-    # turn the second one around.
-    if tokens >= MANY_ROWS and len(kernel) % VECTOR == 0:
-        return jax.lax.optimization_barrier(product(x, kernel.T))
-    # Rows that fill vectors are all summed in one order; long sums take two vectors for that.
-    x = jnp.pad(x, ((0, -tokens % (VECTOR if inputs <= LONG_SUM else 2 * VECTOR)), (0, 0)))
-    # The kernel is taken as it lies here, and is transposed first for x @ kernel.T: 1.6 times the
-    # time with 16 rows, 0.8 with 512.
-    return jax.lax.optimization_barrier(product(kernel, x.T)).T[:tokens]
+    if jax.default_backend() == "cpu":
+        import cpu_kernels  # compiles and starts threads
+
+        product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
+        return product.astype(dtype or x.dtype)
+    return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
 
 
 class RMSNorm(nnx.Module):

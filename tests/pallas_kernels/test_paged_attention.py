@@ -9,6 +9,8 @@ import pytest
 
 from pallas_kernels import copy_blocks, page_shape, paged_attention, write_kv
 
+PORTABLE = ["xla", "cpu"]
+
 
 def test_reference_is_softmax_attention():
     """One sequence in order, no options: NumPy's softmax(q k^T) v, in float64."""
@@ -55,7 +57,8 @@ ALL_OPTIONS = {"window": 40, "softcap": 5.0, "sinks": True}
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_xla_agrees_with_reference(make_batch, options, block_size):
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_agrees_with_reference(make_batch, options, block_size, implementation):
     batch = make_batch(
         seed=1,
         sequences=[(1, 700), (90, 300), (1, 1), (0, 0), (17, 17), (1, 256), (2, 600), (0, 0)],
@@ -64,26 +67,28 @@ def test_xla_agrees_with_reference(make_batch, options, block_size):
         **options,
     )
     want = batch.run("reference")
-    got = batch.run("xla")
+    got = batch.run(implementation)
     assert not np.isnan(got).any()
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
     assert (got[-5:] == 0).all()
 
 
-def test_neighbours_do_not_change_a_bit(make_batch):
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_neighbours_do_not_change_a_bit(make_batch, implementation):
     sequences = [(1, 700), (90, 300), (1, 33)]
     sizes = {"seed": 2, "total_tokens": 128, "total_sequences": 8, "width": 48, "num_blocks": 70}
     together = make_batch(sequences=sequences, **sizes)
     swapped = make_batch(sequences=sequences[::-1], keys=[2, 1, 0], **sizes)
-    one, other = together.run("xla"), swapped.run("xla")
+    one, other = together.run(implementation), swapped.run(implementation)
     for i, sequence in enumerate(sequences):
         alone = make_batch(sequences=[sequence], key=i, **sizes)
         rows = together.rows(one, i)
         np.testing.assert_array_equal(rows, swapped.rows(other, 2 - i))
-        np.testing.assert_array_equal(rows, alone.rows(alone.run("xla"), 0))
+        np.testing.assert_array_equal(rows, alone.rows(alone.run(implementation), 0))
 
 
-def test_decode_is_the_same_in_every_bucket(make_batch):
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_decode_is_the_same_in_every_bucket(make_batch, implementation):
     """A pure decode step and a mixed step of other T and S give a sequence the same bits."""
     decodes = [(1, 700), (1, 33), (1, 256)]
     small = make_batch(
@@ -92,7 +97,7 @@ def test_decode_is_the_same_in_every_bucket(make_batch):
     large = make_batch(
         seed=4, sequences=[*decodes, (40, 90)], total_tokens=64, total_sequences=16, width=48
     )
-    one, other = small.run("xla"), large.run("xla")
+    one, other = small.run(implementation), large.run(implementation)
     for i in range(len(decodes)):
         np.testing.assert_array_equal(small.rows(one, i), large.rows(other, i))
 
@@ -114,7 +119,8 @@ def test_copy_blocks_reads_before_it_writes():
         np.testing.assert_array_equal(pages[:, 0, 0, 0], [0, 1, 1, 2])
 
 
-def test_no_copy_of_a_donated_pool(make_batch):
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_no_copy_of_a_donated_pool(make_batch, implementation):
     """Each layer writes, then reads, in one jit: the pools are updated where they lie."""
     batch = make_batch(seed=3, sequences=[(1, 100), (20, 40)], total_tokens=32, num_blocks=4096)
     slots = jnp.arange(32, dtype=jnp.int32)
@@ -122,7 +128,7 @@ def test_no_copy_of_a_donated_pool(make_batch):
     def step(pools, q):
         for layer, (k_pages, v_pages) in enumerate(pools):
             pools[layer] = write_kv(q[:, :2], q[:, 2:4], k_pages, v_pages, slots)
-            q = batch.call("xla", q, *pools[layer])
+            q = batch.call(implementation, q, *pools[layer])
         return pools, q
 
     pools = [(batch.k_pages, batch.v_pages)] * 2

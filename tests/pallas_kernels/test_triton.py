@@ -38,7 +38,7 @@ OPTIONS = [
     {"k_scale": 0.5, "v_scale": [2.0]},
 ]
 # "interpret" runs the triton kernels on a CPU.
-IMPLEMENTATIONS = ["interpret", "xla", pytest.param("triton", marks=pytest.mark.gpu)]
+IMPLEMENTATIONS = ["interpret", "xla", "cpu", pytest.param("triton", marks=pytest.mark.gpu)]
 
 
 @st.composite

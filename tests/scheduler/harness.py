@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
 from scheduler import (
@@ -96,6 +97,20 @@ class Loop:
             self.flights.append((plan, *self.device.run(plan)))
         self.check()
         return plan
+
+    def schedule_several(self, steps: int) -> None:
+        """Steps of one dispatch: the device has all new blocks before the first."""
+        plans = [self.scheduler.schedule() for _ in range(steps)]
+        new_blocks = tuple(entry for plan in plans if plan for entry in plan.new_blocks)
+        for plan in plans:
+            assert plan is not None
+            slots = plans[0].decode_slots if plans[0] else ()
+            assert plan == StepPlan(
+                plan.step, slots, new_blocks=plan.new_blocks, num_tokens=len(slots)
+            )
+            self.plans.append(plan)
+            self.flights.append((plan, *self.device.run(replace(plan, new_blocks=new_blocks))))
+        self.check()
 
     def update(self) -> StepResult:
         result = self.scheduler.update(*self.flights.popleft())

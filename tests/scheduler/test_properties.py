@@ -129,6 +129,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(self.loop.flights) < self.depth:
             self.loop.schedule()
 
+    @rule(steps=st.integers(1, 9))
+    def schedule_several(self, steps: int) -> None:
+        if self.loop.scheduler.is_steady(steps):
+            self.loop.schedule_several(steps)
+
     @rule()
     def update(self) -> None:
         if self.loop.flights:

@@ -65,6 +65,13 @@ def test_a_model_that_leaves_no_room(llama_8b: Path) -> None:
         list(plan(config, llama_8b, "H1000"))
 
 
+def test_several_steps_a_dispatch_are_a_program_more_for_each_decode(llama_8b: Path) -> None:
+    config = EngineConfig(str(llama_8b), max_num_seqs=32, decode_steps=8)
+    shown = "\n".join(plan(config, llama_8b, "H100-80GB"))
+    assert "1, 16, 32 rows" in shown
+    assert "8 steps in one dispatch: 3 programs more" in shown
+
+
 def test_the_plan_is_what_the_engine_does(tiny_llama: Path, llm: LLM) -> None:
     shown = "\n".join(plan(llm.config, tiny_llama, None))
     assert llm.core.ready.cache in shown

@@ -1,0 +1,91 @@
+"""Machine code for a CPU, by numba, where XLA's falls short: products of few rows, paged attention.
+
+For importing only where there is a CPU to run on: it compiles, and starts threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+
+_FOLDER = Path(__file__).parent
+_SOURCES = b"".join(path.read_bytes() for path in sorted(_FOLDER.glob("*.py")))
+# Numba keeps machine code for as long as one function's own file stays the same; what it calls
+# may be in another.
+_kept_at, numba.config.CACHE_DIR = (
+    numba.config.CACHE_DIR,
+    str(_FOLDER / "__pycache__" / hashlib.sha256(_SOURCES).hexdigest()[:16]),
+)
+from cpu_kernels.crew import ATTENTION, LINEAR  # noqa: E402
+
+numba.config.CACHE_DIR = _kept_at
+
+CUSTOM_CALLS = (ATTENTION, LINEAR)
+_NO_WINDOW = 2**30
+
+
+def linear(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x @ w.T; a row's bits depend on that row and on w alone.
+
+    Args:
+        x: [T, I] float32. Last rows that are all zeros cost nothing.
+        w: [O, I] float32.
+
+    Returns:
+        [T, O] float32.
+
+    Raises:
+        ValueError: other types.
+    """
+    if not x.dtype == w.dtype == jnp.float32:
+        raise ValueError(f"x and w must be float32; got {x.dtype} and {w.dtype}")
+    shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(LINEAR, shape)(x, w)
+
+
+def attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    block_tables: jax.Array,
+    context_lens: jax.Array,
+    query_starts: jax.Array,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Causal attention of a ragged batch over paged keys and values; a token's bits depend on its
+    own sequence alone, decode or prefill.
+
+    Args:
+        q: [T, K, G, D] float32, scaled: G query heads for each of K kv heads.
+        k_pages: [B, K, P, D] float32; P is a multiple of 4.
+        v_pages: [B, K, P, D] float32.
+        block_tables: [S, W] int32.
+        context_lens: [S] int32, tokens.
+        query_starts: [S + 1] int32.
+        window: a token sees the last `window` positions, its own included; None sees all.
+        softcap: scores become softcap * tanh(score / softcap).
+        sinks: [K, G] float32, one more logit a head in the softmax, with no value.
+
+    Returns:
+        [T, K, G, D] float32; zeros for tokens past the last sequence.
+    """
+    call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
+    return call(
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        context_lens,
+        query_starts,
+        jnp.zeros((0, 0), jnp.float32) if sinks is None else sinks,
+        np.array([window or _NO_WINDOW], np.int32),
+        np.array([softcap or 0], np.float32),
+    )

@@ -1,0 +1,92 @@
+"""What numba lacks of machine language: memory at an address, shared words, a prefetch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as a pointer, for carray()."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(address), make
+
+
+@njit(cache=True)
+def words(address: int, n: int) -> np.ndarray:
+    """The n 64-bit words at an address."""
+    return carray(pointer(address), n, np.int64)
+
+
+@njit(cache=True)
+def floats(address: int, n: int) -> np.ndarray:
+    """The n float32 at an address."""
+    return carray(pointer(address), n, np.float32)
+
+
+@intrinsic
+def load(typing: Any, address: Any) -> Any:
+    """A word that other threads write."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.inttoptr(args[0], _WORD.as_pointer())
+        return builder.load_atomic(word, "seq_cst", 8)
+
+    return types.int64(types.int64), make
+
+
+@intrinsic
+def swap(typing: Any, address: Any, value: Any) -> Any:
+    """Writes a word; what it was."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.inttoptr(args[0], _WORD.as_pointer())
+        return builder.atomic_rmw("xchg", word, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), make
+
+
+@intrinsic
+def add(typing: Any, address: Any, value: Any) -> Any:
+    """Adds to a word; what it was."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.inttoptr(args[0], _WORD.as_pointer())
+        return builder.atomic_rmw("add", word, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), make
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Has the cache line at an address brought near; any address will do."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
+        where = builder.inttoptr(args[0], line)
+        builder.call(function, [where, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(address), make
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """The float32 that has these 32 bits."""
+
+    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+    return types.float32(types.int32), make

@@ -1,0 +1,137 @@
+"""The threads that share the parts of a call.
+
+They are Python's, but never take its lock: each runs one compiled function until the process ends.
+A call is offered to all of them; the caller takes parts, too, and never waits for one that sleeps.
+A second call at the same time does without them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from cpu_kernels import ffi
+from cpu_kernels.atomics import add, load, swap
+from cpu_kernels.dense import multiply
+from cpu_kernels.paged import attend
+
+LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
+_LINEAR, _ATTENTION = 0, 1
+_PARTS = 4  # of a call for each thread: none waits long for another
+_SPINS = 25000  # some 100 us, more than there is between two calls of a step
+_NEVER = 2**62
+
+# Words that the threads share, each in a cache line of its own.
+_BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME, _ASLEEP, _THREADS, _END = range(0, 9 * 64, 64)
+_WORDS = np.zeros(10 * 8, np.int64)
+_BASE = -(-_WORDS.ctypes.data // 64) * 64
+
+_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
+_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
+_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@njit(cache=True)
+def _do(kind: int, frame: int, part: int, parts: int) -> None:
+    if kind == _LINEAR:
+        multiply(ffi.opened(frame), part, parts)
+    else:
+        attend(ffi.opened(frame), part, parts)
+
+
+@njit(cache=True)
+def _take_parts(base: int) -> None:
+    """Does parts of the call that is offered until all are taken."""
+    while load(base + _NEXT) < load(base + _COUNT):
+        part = add(base + _NEXT, 1)
+        parts = load(base + _COUNT)
+        if part < parts:
+            _do(load(base + _KIND), load(base + _FRAME), part, parts)
+            add(base + _DONE, 1)
+
+
+@njit(cache=True)
+def _share(base: int, wake: int, kind: int, frame: int) -> None:
+    """Does a call with all that help."""
+    threads = load(base + _THREADS)
+    if threads == 0 or swap(base + _BUSY, 1) != 0:
+        _do(kind, frame, 0, 1)
+        return
+    parts = _PARTS * (1 + threads)
+    swap(base + _DONE, 0)
+    swap(base + _KIND, kind)
+    swap(base + _FRAME, frame)
+    swap(base + _COUNT, parts)
+    swap(base + _NEXT, 0)  # from here on they may take some
+    asleep = load(base + _ASLEEP)
+    if asleep > 0:
+        _write(wake, base, min(asleep, threads))  # a byte, whatever it is, for each
+    _take_parts(base)
+    spins = 0
+    while load(base + _DONE) < parts:
+        spins += 1
+        if spins % _SPINS == 0:
+            _yield()
+    swap(base + _NEXT, _NEVER)
+    swap(base + _BUSY, 0)
+
+
+@njit(nogil=True, cache=True)
+def _help(base: int, sleep: int) -> None:
+    byte = np.empty(1, np.int64)
+    while load(base + _END) == 0:
+        _take_parts(base)
+        spins = 0
+        while spins < _SPINS and load(base + _NEXT) >= load(base + _COUNT):
+            spins += 1
+        if spins == _SPINS:
+            add(base + _ASLEEP, 1)
+            if load(base + _NEXT) >= load(base + _COUNT) and load(base + _END) == 0:
+                _read(sleep, byte.ctypes.data, 1)
+            add(base + _ASLEEP, -1)
+
+
+_SLEEP, _WAKE = os.pipe()
+
+
+@cfunc(ffi.HANDLER)
+def _linear(frame: int) -> int:
+    if not ffi.asks_version(ffi.opened(frame)):
+        _share(_BASE, _WAKE, _LINEAR, frame)
+    return 0
+
+
+@cfunc(ffi.HANDLER)
+def _attention(frame: int) -> int:
+    if not ffi.asks_version(ffi.opened(frame)):
+        _share(_BASE, _WAKE, _ATTENTION, frame)
+    return 0
+
+
+def _start() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    helpers = [
+        threading.Thread(target=_help, args=(_BASE, _SLEEP), daemon=True)
+        for _ in range((cores or 1) - 1)
+    ]
+
+    def end() -> None:
+        _WORDS[(_BASE + _END - _WORDS.ctypes.data) // 8] = 1
+        os.write(_WAKE, bytes(len(helpers)))
+        for helper in helpers:
+            helper.join()
+
+    _WORDS[(_BASE + _NEXT - _WORDS.ctypes.data) // 8] = _NEVER
+    _WORDS[(_BASE + _THREADS - _WORDS.ctypes.data) // 8] = len(helpers)
+    for helper in helpers:
+        helper.start()
+    atexit.register(end)
+    ffi.register(LINEAR, _linear)
+    ffi.register(ATTENTION, _attention)
+
+
+_start()

@@ -1,0 +1,64 @@
+"""Attention on a CPU: machine code of its own for float32, plain XLA for other types."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import xla
+
+
+def paged_attention(
+    q: jax.Array,  # [T, H, D]
+    k_pages: jax.Array,  # [B, K, P, D]
+    v_pages: jax.Array,  # [B, K, P, D]
+    block_tables: jax.Array,  # [S, W]
+    context_lens: jax.Array,  # [S]
+    query_starts: jax.Array,  # [S + 1]
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: jax.Array | None,
+    k_scale: jax.Array | float | None,
+    v_scale: jax.Array | float | None,
+    max_query_len: int,
+) -> jax.Array:  # [T, H, D]
+    if k_pages.dtype != jnp.float32:
+        return xla.paged_attention(
+            q,
+            k_pages,
+            v_pages,
+            block_tables,
+            context_lens,
+            query_starts,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            max_query_len=max_query_len,
+        )
+    import cpu_kernels  # compiles and starts threads, where there is no GPU
+
+    groups = (k_pages.shape[1], q.shape[1] // k_pages.shape[1])
+    factor = scale if k_scale is None else scale * jnp.asarray(k_scale, jnp.float32)
+    query = q.astype(jnp.float32).reshape(len(q), *groups, -1)
+    query *= jnp.broadcast_to(factor, groups[:1])[:, None, None]
+    if sinks is not None:
+        sinks = sinks.astype(jnp.float32).reshape(groups)
+    out = cpu_kernels.attention(
+        query,
+        k_pages,
+        v_pages,
+        block_tables,
+        context_lens,
+        query_starts,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    if v_scale is not None:
+        out *= jnp.broadcast_to(jnp.asarray(v_scale, jnp.float32), groups[:1])[:, None, None]
+    return out.reshape(q.shape).astype(q.dtype)

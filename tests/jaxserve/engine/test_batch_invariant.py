@@ -71,7 +71,7 @@ def test_a_linear_row_does_not_depend_on_the_others() -> None:
         assert len(seen) == 1, (inputs, outputs)
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_attention_of_a_token_does_not_depend_on_how_it_comes(group: int) -> None:
     """As a decode, or as the end of chunks of several lengths."""
     random = np.random.default_rng(0)

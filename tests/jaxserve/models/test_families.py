@@ -27,7 +27,7 @@ from jaxserve.text.tokenizer import load_tokenizer
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
-QUICK = ("gemma3", "llama3", "mixtral")
+QUICK = ("gemma3", "mixtral")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 BLOCK, WIDTH, TOKENS, CHUNK, NEW_TOKENS = 8, 8, 24, 7, 6
 

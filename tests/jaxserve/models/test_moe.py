@@ -11,6 +11,7 @@ from jaxserve.models.config import MoEConfig
 from jaxserve.models.moe import MoE
 
 HIDDEN, EXPERTS = 16, 8
+MOST = 200  # tokens; each number of them is compiled for
 
 
 def layer(renormalize: bool = True) -> MoE:
@@ -37,7 +38,7 @@ def plain(moe: MoE, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
-@pytest.mark.parametrize("tokens", [1, 7, 200])
+@pytest.mark.parametrize("tokens", [1, pytest.param(7, marks=pytest.mark.slow), MOST])
 def test_against_a_loop_over_tokens(tokens: int, renormalize: bool) -> None:
     moe = layer(renormalize)
     x = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN)).astype(np.float32)
@@ -48,7 +49,7 @@ def test_against_a_loop_over_tokens(tokens: int, renormalize: bool) -> None:
 def test_padding_reaches_no_expert() -> None:
     """The experts that padding tokens would have chosen are NaN: reading one would show."""
     moe = layer()
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((32, HIDDEN)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((MOST, HIDDEN)), jnp.float32)
     _, chosen = jax.lax.top_k(x[:1] @ moe.router[...].T, 2)
     unread = np.setdiff1d(np.arange(EXPERTS), np.asarray(chosen))
     expected = np.asarray(moe(x, jnp.int32(1)))
@@ -60,7 +61,7 @@ def test_padding_reaches_no_expert() -> None:
 
 def test_a_token_never_depends_on_its_neighbours() -> None:
     moe = layer()
-    x = jnp.asarray(np.random.default_rng(2).standard_normal((64, HIDDEN)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(2).standard_normal((MOST, HIDDEN)), jnp.float32)
     alone = moe(x, jnp.int32(3))
-    together = moe(x, jnp.int32(64))
+    together = moe(x, jnp.int32(MOST))
     np.testing.assert_array_equal(np.asarray(alone)[:3], np.asarray(together)[:3])

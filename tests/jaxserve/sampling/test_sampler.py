@@ -170,8 +170,8 @@ def test_a_row_draws_the_same_wherever_it_stands() -> None:
 
 
 def test_greedy_and_drawn_rows_mix() -> None:
-    logits = jnp.broadcast_to(jnp.asarray(LOGITS), (64, VOCAB))
-    settings = rows(64)._replace(temperature=jnp.tile(jnp.array([0.0, 1.0]), 32))
+    logits = jnp.broadcast_to(jnp.asarray(LOGITS), (DRAWS, VOCAB))
+    settings = rows(DRAWS)._replace(temperature=jnp.tile(jnp.array([0.0, 1.0]), DRAWS // 2))
     ids = np.asarray(sample(logits, settings))
     assert set(ids[::2]) == {LOGITS.argmax()}
     assert len(set(ids[1::2])) > 5
@@ -196,12 +196,12 @@ def test_threshold_keeps_ties_and_is_exact() -> None:
 
 
 def test_rows_whose_logits_are_not_finite_are_told_apart() -> None:
-    logits = np.tile(LOGITS, (6, 1))
+    logits = np.tile(LOGITS, (8, 1))
     logits[1, 5], logits[2, 7], logits[3] = np.nan, np.inf, -np.inf
     for temperature in (0.0, 1.0):
-        ids = np.asarray(sample(jnp.asarray(logits), rows(6, temperature=temperature)))
+        ids = np.asarray(sample(jnp.asarray(logits), rows(8, temperature=temperature)))
         assert ids[1:4].tolist() == [-1, -1, -1]
-        assert (ids[[0, 4, 5]] >= 0).all()
+        assert (ids[[0, 4, 5, 6, 7]] >= 0).all()
 
 
 @pytest.mark.parametrize("smallest", [{"temperature": 1e-30}, {"top_p": 1e-40}, {"min_p": 1.0}])

@@ -21,6 +21,7 @@ from cpu_kernels.paged import attend
 
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
 _LINEAR, _ATTENTION = 0, 1
+_MOST = 16  # threads; a step's calls are too short for more
 _PARTS = 4  # of a call for each thread: none waits long for another
 _SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
@@ -96,6 +97,7 @@ def _help(base: int, sleep: int) -> None:
 
 
 _SLEEP, _WAKE = os.pipe()
+os.set_blocking(_WAKE, False)  # a process forked from this one has nobody who reads
 
 
 @cfunc(ffi.HANDLER)
@@ -116,7 +118,7 @@ def _start() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     helpers = [
         threading.Thread(target=_help, args=(_BASE, _SLEEP), daemon=True)
-        for _ in range((cores or 1) - 1)
+        for _ in range(min(cores or 1, _MOST) - 1)
     ]
 
     def end() -> None:

@@ -1,4 +1,5 @@
-"""Paged attention and cache writes in plain XLA, for any device; on a CPU they are the product.
+"""Paged attention and cache writes in plain XLA, for any device; on a CPU, attention for pools
+that aren't float32.
 
 Loops with dynamic trip counts, so that cost follows the tokens that are there and not the buckets:
 over (group of sequences, piece of their contexts) for sequences with a single query token, and over
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 # Tokens of context that one step of a loop takes, and query tokens of a prefill tile: the fastest
-# of 128, 256 and 512 (tile: 32, 64 and 128) in bench/attention_cpu.py on two cores.
+# of 128, 256 and 512 (tile: 32, 64 and 128) on two cores.
 DECODE_PIECE = 256
 PREFILL_PIECE = 256
 PREFILL_TILE = 128

@@ -39,6 +39,9 @@ _DECODE = {
     128: Blocks(rows=16, keys=32, num_warps=4, num_stages=5),
     256: Blocks(rows=16, keys=32, num_warps=8, num_stages=5),  # 4 warps spill on sm_80
 }
+# 64 keys of 8 bits are as many bytes as 32 of 16, and take 114 registers; ptxas holds 32 keys to 80
+# on sm_90, and spills when the context is split.
+_DECODE_8_BITS = _DECODE | {128: Blocks(rows=16, keys=64, num_warps=4, num_stages=5)}
 
 # 128 rows of prefill feed both operands of the dot often enough to be bound by it; 8 warps, as 4
 # spill. At 256 the accumulator alone would take the registers of 128 rows.
@@ -67,7 +70,9 @@ SPLIT_MAX = 8192
 
 def decode_blocks(head_dim: int, itemsize: int, kv_itemsize: int) -> Blocks:
     """Of the kernel for sequences with one query token; itemsizes in bytes, of queries and pool."""
-    return _FLOAT32 if itemsize == 4 else _DECODE[_padded(head_dim)]
+    if itemsize == 4:
+        return _FLOAT32
+    return (_DECODE_8_BITS if kv_itemsize == 1 else _DECODE)[_padded(head_dim)]
 
 
 def prefill_blocks(head_dim: int, itemsize: int, kv_itemsize: int) -> Blocks:

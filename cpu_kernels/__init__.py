@@ -6,6 +6,7 @@ For importing only where there is a CPU to run on: it compiles, and starts threa
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import jax
@@ -13,17 +14,31 @@ import jax.numpy as jnp
 import numba
 import numpy as np
 
-_FOLDER = Path(__file__).parent
-_SOURCES = b"".join(path.read_bytes() for path in sorted(_FOLDER.glob("*.py")))
-# Numba keeps machine code for as long as one function's own file stays the same; what it calls
-# may be in another.
-_kept_at, numba.config.CACHE_DIR = (
-    numba.config.CACHE_DIR,
-    str(_FOLDER / "__pycache__" / hashlib.sha256(_SOURCES).hexdigest()[:16]),
-)
+
+def _kept_at() -> str:
+    """Where machine code of this version is kept: the first folder that can be written to.
+
+    Numba keeps a function's for as long as its own file stays the same; what it calls may be in
+    another.
+    """
+    folder = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    version = hashlib.sha256(sources).hexdigest()[:16]
+    own = folder / "__pycache__", Path("~/.cache/jaxserve/numba").expanduser()
+    for place in (Path(numba.config.CACHE_DIR), *own) if numba.config.CACHE_DIR else own:
+        try:
+            (place / version).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place / version):
+                return str(place / version)
+        except OSError:
+            continue
+    return tempfile.mkdtemp()
+
+
+_before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _kept_at()
 from cpu_kernels.crew import ATTENTION, LINEAR  # noqa: E402
 
-numba.config.CACHE_DIR = _kept_at
+numba.config.CACHE_DIR = _before
 
 CUSTOM_CALLS = (ATTENTION, LINEAR)
 _NO_WINDOW = 2**30
@@ -76,15 +91,22 @@ def attention(
 
     Returns:
         [T, K, G, D] float32; zeros for tokens past the last sequence.
+
+    Raises:
+        ValueError: other types, or such a block size.
     """
+    if not q.dtype == k_pages.dtype == v_pages.dtype == jnp.float32 or k_pages.shape[2] % 4:
+        raise ValueError(
+            "q and both pools must be float32, and a block a multiple of 4 tokens; got "
+            f"{q.dtype}, {k_pages.dtype}, {v_pages.dtype} and {k_pages.shape[2]}"
+        )
+    ints = (a.astype(jnp.int32) for a in (block_tables, context_lens, query_starts))
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
     return call(
         q,
         k_pages,
         v_pages,
-        block_tables,
-        context_lens,
-        query_starts,
+        *ints,
         jnp.zeros((0, 0), jnp.float32) if sinks is None else sinks,
         np.array([window or _NO_WINDOW], np.int32),
         np.array([softcap or 0], np.float32),

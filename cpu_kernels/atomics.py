@@ -10,6 +10,8 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 _WORD = ir.IntType(64)
+# For njit: kept on disk; a division by zero gives infinity or NaN, for nobody is there to catch.
+COMPILED: Any = {"cache": True, "error_model": "numpy"}
 
 
 @intrinsic
@@ -22,13 +24,13 @@ def pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(address), make
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def words(address: int, n: int) -> np.ndarray:
     """The n 64-bit words at an address."""
     return carray(pointer(address), n, np.int64)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def floats(address: int, n: int) -> np.ndarray:
     """The n float32 at an address."""
     return carray(pointer(address), n, np.float32)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 from numba import cfunc, njit, types
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import add, load, swap
+from cpu_kernels.atomics import COMPILED, add, load, swap
 from cpu_kernels.dense import multiply
 from cpu_kernels.paged import attend
 
@@ -27,16 +28,19 @@ _SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
 
 # Words that the threads share, each in a cache line of its own.
-_BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME, _ASLEEP, _THREADS, _END = range(0, 9 * 64, 64)
-_WORDS = np.zeros(10 * 8, np.int64)
+_BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME, _ASLEEP, _THREADS, _END, _FLOATS = range(0, 640, 64)
+_WORDS = np.zeros(11 * 8, np.int64)
 _BASE = -(-_WORDS.ctypes.data // 64) * 64
 
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
 _yield = types.ExternalFunction("sched_yield", types.int32())
+# How a thread rounds and whether it flushes denormals, as XLA's threads do.
+_get_floats = types.ExternalFunction("fegetenv", types.int32(types.int64))
+_set_floats = types.ExternalFunction("fesetenv", types.int32(types.int64))
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _do(kind: int, frame: int, part: int, parts: int) -> None:
     if kind == _LINEAR:
         multiply(ffi.opened(frame), part, parts)
@@ -44,18 +48,20 @@ def _do(kind: int, frame: int, part: int, parts: int) -> None:
         attend(ffi.opened(frame), part, parts)
 
 
-@njit(cache=True)
-def _take_parts(base: int) -> None:
+@njit(**COMPILED)
+def _take_parts(base: int, helps: bool) -> None:
     """Does parts of the call that is offered until all are taken."""
     while load(base + _NEXT) < load(base + _COUNT):
         part = add(base + _NEXT, 1)
         parts = load(base + _COUNT)
         if part < parts:
+            if helps:
+                _set_floats(base + _FLOATS)
             _do(load(base + _KIND), load(base + _FRAME), part, parts)
             add(base + _DONE, 1)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _share(base: int, wake: int, kind: int, frame: int) -> None:
     """Does a call with all that help."""
     threads = load(base + _THREADS)
@@ -63,15 +69,16 @@ def _share(base: int, wake: int, kind: int, frame: int) -> None:
         _do(kind, frame, 0, 1)
         return
     parts = _PARTS * (1 + threads)
+    _get_floats(base + _FLOATS)
     swap(base + _DONE, 0)
     swap(base + _KIND, kind)
     swap(base + _FRAME, frame)
     swap(base + _COUNT, parts)
     swap(base + _NEXT, 0)  # from here on they may take some
-    asleep = load(base + _ASLEEP)
+    asleep = swap(base + _ASLEEP, 0)
     if asleep > 0:
         _write(wake, base, min(asleep, threads))  # a byte, whatever it is, for each
-    _take_parts(base)
+    _take_parts(base, False)
     spins = 0
     while load(base + _DONE) < parts:
         spins += 1
@@ -81,11 +88,11 @@ def _share(base: int, wake: int, kind: int, frame: int) -> None:
     swap(base + _BUSY, 0)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, **COMPILED)
 def _help(base: int, sleep: int) -> None:
     byte = np.empty(1, np.int64)
     while load(base + _END) == 0:
-        _take_parts(base)
+        _take_parts(base, True)
         spins = 0
         while spins < _SPINS and load(base + _NEXT) >= load(base + _COUNT):
             spins += 1
@@ -93,11 +100,10 @@ def _help(base: int, sleep: int) -> None:
             add(base + _ASLEEP, 1)
             if load(base + _NEXT) >= load(base + _COUNT) and load(base + _END) == 0:
                 _read(sleep, byte.ctypes.data, 1)
-            add(base + _ASLEEP, -1)
 
 
 _SLEEP, _WAKE = os.pipe()
-os.set_blocking(_WAKE, False)  # a process forked from this one has nobody who reads
+os.set_blocking(_WAKE, False)
 
 
 @cfunc(ffi.HANDLER)
@@ -114,24 +120,38 @@ def _attention(frame: int) -> int:
     return 0
 
 
-def _start() -> None:
+def _cores() -> int:
+    """That this process may use; a container's share of them is counted, too."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores or 1, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores or 1
+
+
+def _set(word: int, value: int) -> None:
+    _WORDS[(_BASE + word - _WORDS.ctypes.data) // 8] = value
+
+
+def _start() -> None:
     helpers = [
         threading.Thread(target=_help, args=(_BASE, _SLEEP), daemon=True)
-        for _ in range(min(cores or 1, _MOST) - 1)
+        for _ in range(min(_cores(), _MOST) - 1)
     ]
 
     def end() -> None:
-        _WORDS[(_BASE + _END - _WORDS.ctypes.data) // 8] = 1
+        _set(_END, 1)
         os.write(_WAKE, bytes(len(helpers)))
         for helper in helpers:
             helper.join()
 
-    _WORDS[(_BASE + _NEXT - _WORDS.ctypes.data) // 8] = _NEVER
-    _WORDS[(_BASE + _THREADS - _WORDS.ctypes.data) // 8] = len(helpers)
+    _set(_NEXT, _NEVER)
+    _set(_THREADS, len(helpers))
     for helper in helpers:
         helper.start()
     atexit.register(end)
+    os.register_at_fork(after_in_child=lambda: _set(_THREADS, 0))
     ffi.register(LINEAR, _linear)
     ffi.register(ATTENTION, _attention)
 

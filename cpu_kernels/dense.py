@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import floats, prefetch
+from cpu_kernels.atomics import COMPILED, floats, prefetch
 
 # Sums may be vectorised; NaN and infinity stay what they are.
 FAST = {"reassoc", "contract", "nsz"}
@@ -19,7 +19,7 @@ _AHEAD = 8  # rows of w
 _LINE = 64  # bytes
 
 
-@njit(fastmath=FAST, cache=True)
+@njit(fastmath=FAST, **COMPILED)
 def dot_2x4(
     x0: int, x1: int, w0: int, w1: int, w2: int, w3: int, n: int
 ) -> tuple[float, float, float, float, float, float, float, float]:
@@ -41,7 +41,7 @@ def dot_2x4(
     return a0, a1, a2, a3, b0, b1, b2, b3
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _is_zero(row: np.ndarray) -> bool:
     found = False
     for value in row:  # without an early end it is vectorised
@@ -49,7 +49,7 @@ def _is_zero(row: np.ndarray) -> bool:
     return not found
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int) -> None:
     """x [T, I] @ w[begin:end].T -> out[:, begin:end]. Last rows of zeros, such as padding is, cost
     nothing."""
@@ -86,7 +86,7 @@ def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: in
                 ) = dot_2x4(x_at + row * t, x_at + row * u, w0, w1, w2, w3, inputs)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def multiply(frame: np.ndarray, part: int, parts: int) -> None:
     """A part of a call: x [T, I], w [O, I] -> [T, O]."""
     x, x_shape = ffi.argument(frame, 0)

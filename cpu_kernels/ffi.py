@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from numba import njit, types
 
-from cpu_kernels.atomics import pointer, words
+from cpu_kernels.atomics import COMPILED, pointer, words
 
 HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 0 is no error
 
@@ -21,39 +21,46 @@ HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 
 _EXTENSION, _API, _ARGUMENTS, _RESULTS, _FRAME_WORDS = 1, 2, 9, 14, 22
 _DATA, _RANK, _DIMS, _BUFFER_WORDS = 3, 4, 5, 6
 # Of XLA_FFI_Metadata_Extension, XLA_FFI_Metadata and XLA_FFI_Api.
-_METADATA, _VERSION, _API_VERSION = 3, 3, 4
+_TYPE, _METADATA, _VERSION, _API_VERSION = 1, 3, 3, 4
+_IS_METADATA = 1
+_OLDEST, _NEWEST = 3, 5  # minor versions of the API 0, whose structs are those above
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def opened(address: int) -> np.ndarray:
     """The frame at an address."""
     return words(address, _FRAME_WORDS)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def asks_version(frame: np.ndarray) -> bool:
     """Whether XLA, at registration, only asks which version of its API the handler was made for;
     if so, it has its answer."""
     if frame[_EXTENSION] == 0:
         return False
-    metadata = words(words(frame[_EXTENSION], _METADATA + 1)[_METADATA], _VERSION + 1)
-    metadata[_VERSION] = words(frame[_API], _API_VERSION + 1)[_API_VERSION]  # major and minor
+    extension = words(frame[_EXTENSION], _METADATA + 1)
+    if extension[_TYPE] & 0xFFFFFFFF != _IS_METADATA:
+        return False
+    # 32 bits of the major version, and 32 of the minor one.
+    minor = words(frame[_API], _API_VERSION + 1)[_API_VERSION] >> 32
+    known = max(_OLDEST, min(minor, _NEWEST))
+    words(extension[_METADATA], _VERSION + 1)[_VERSION] = known << 32
     return True
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _buffer(buffers: int, i: int) -> tuple[Any, np.ndarray]:
     buffer = words(words(buffers, i + 1)[i], _BUFFER_WORDS)
     return pointer(buffer[_DATA]), words(buffer[_DIMS], buffer[_RANK])
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def argument(frame: np.ndarray, i: int) -> tuple[Any, np.ndarray]:
     """Where argument i lies, for carray(), and its shape."""
     return _buffer(frame[_ARGUMENTS], i)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def result(frame: np.ndarray, i: int) -> tuple[Any, np.ndarray]:
     """Where result i goes, for carray(), and its shape."""
     return _buffer(frame[_RESULTS], i)

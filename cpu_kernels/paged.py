@@ -11,7 +11,7 @@ import numpy as np
 from numba import carray, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import float_of_bits, floats, prefetch
+from cpu_kernels.atomics import COMPILED, float_of_bits, floats, prefetch
 from cpu_kernels.dense import FAST, dot_2x4
 
 PIECE = 64  # keys of context that one turn takes
@@ -34,7 +34,7 @@ _P3, _P4, _P5 = (
 )
 
 
-@njit(fastmath={"contract"}, cache=True)
+@njit(fastmath={"contract"}, **COMPILED)
 def _exp(x: float) -> float:
     """e ** x in float32 for x <= 0 (the polynomial is that of Cephes' expf), to be vectorised."""
     x = _LOWEST if x < _LOWEST else x
@@ -44,7 +44,7 @@ def _exp(x: float) -> float:
     return (p * r * r + r + _ONE) * float_of_bits(np.int32((n + 127) << 23))
 
 
-@njit(fastmath=FAST | {"nnan"}, cache=True)
+@njit(fastmath=FAST | {"nnan"}, **COMPILED)
 def _highest(scores: np.ndarray) -> float:
     highest = _MASKED
     for j in range(PIECE):
@@ -52,7 +52,7 @@ def _highest(scores: np.ndarray) -> float:
     return highest
 
 
-@njit(fastmath=FAST, cache=True)
+@njit(fastmath=FAST, **COMPILED)
 def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> tuple[float, float]:
     """Scores [PIECE] become weights, 0 but in begin : end; the new top, and the weights' sum."""
     scores = floats(scores_at, PIECE)
@@ -70,14 +70,14 @@ def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> 
     return top, total
 
 
-@njit(fastmath=FAST, cache=True)
+@njit(fastmath=FAST, **COMPILED)
 def _scale(row_at: int, factor: float, size: int) -> None:
     row = floats(row_at, size)
     for d in range(size):
         row[d] *= factor
 
 
-@njit(fastmath=FAST, cache=True)
+@njit(fastmath=FAST, **COMPILED)
 def _add_values(
     sums_at: int, weights_at: int, v0: int, v1: int, v2: int, v3: int, size: int
 ) -> None:
@@ -98,7 +98,7 @@ def _add_values(
         d[i] += s0 * y0 + s1 * y1 + s2 * y2 + s3 * y3
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _find(
     places: np.ndarray, table: np.ndarray, begin: int, end: int, pool: tuple[int, ...], head: int
 ) -> None:
@@ -115,14 +115,14 @@ def _find(
         key = (nth + 1) * block_size
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _fetch(address: int, size: int) -> None:
     """Has four rows brought near."""
     for line in range(address, address + 16 * size, 64):
         prefetch(line)
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _attend(
     q_at: int,  # [R, D], R a multiple of four, in the order of their positions
     positions: np.ndarray,  # [R]
@@ -192,7 +192,7 @@ def _attend(
                 )
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def _attend_part(
     q: np.ndarray,  # [T, K, G, D], scaled
     keys: np.ndarray,  # [B, K, P, D]
@@ -263,7 +263,7 @@ def _attend_part(
                         out[t, k, g, d] = sums[r, d] / totals[r]
 
 
-@njit(cache=True)
+@njit(**COMPILED)
 def attend(frame: np.ndarray, part: int, parts: int) -> None:
     """A part of a call: q [T, K, G, D], k_pages, v_pages, block_tables, context_lens, query_starts,
     sinks, window [1], softcap [1] -> [T, K, G, D]."""

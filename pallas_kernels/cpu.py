@@ -24,7 +24,7 @@ def paged_attention(
     v_scale: jax.Array | float | None,
     max_query_len: int,
 ) -> jax.Array:  # [T, H, D]
-    if k_pages.dtype != jnp.float32:
+    if not k_pages.dtype == v_pages.dtype == jnp.float32 or k_pages.shape[2] % 4:
         return xla.paged_attention(
             q,
             k_pages,

@@ -46,6 +46,9 @@ class GrammarCache:
         self._trim()
 
     def _trim(self) -> None:
+        for params, known in list(self._known.items()):
+            if isinstance(known, Grammar) and known.size > WORN_BYTES:
+                del self._known[params]  # or one that grew without end would drive out all others
         while len(self._known) > MOST or self.size > MOST_BYTES:
             del self._known[next(iter(self._known))]
 

@@ -84,12 +84,12 @@ class GrammarQueue:
         assert params is not None
         if (known := self._cache.get(params)) is not None:
             return known
-        is_new = params not in self._jobs
-        job = self._jobs.setdefault(params, _Job(params))
+        job = self._jobs.get(params, _Job(params))
         job.requests[message.request_id] = (message, time.monotonic())
-        self._wanted[message.request_id] = params
-        if is_new:
+        if params not in self._jobs:
             job.grammar = self._quick.compile(job)
+            self._jobs[params] = job
+        self._wanted[message.request_id] = params
         return None
 
     def take(self, timeout: float = 0.0) -> list[tuple[Submit, Future[Grammar]]]:

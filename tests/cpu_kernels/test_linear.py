@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +64,27 @@ def test_calls_at_the_same_time_give_what_each_gives_alone() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(again, range(4)))
+
+
+def test_denormals_are_alike_on_every_thread() -> None:
+    x, w = np.full((4, 8), 1e-20, np.float32), np.full((4000, 8), 1e-20, np.float32)
+    seen = {np.asarray(LINEAR(x, w)).tobytes() for _ in range(100)}
+    assert len(seen) == 1
+
+
+def test_machine_code_is_kept_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "__file__", str(tmp_path / "__init__.py"))
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    assert Path(cpu_kernels._kept_at()).parent == tmp_path / "__pycache__"
+    shutil.rmtree(tmp_path / "__pycache__")
+    (tmp_path / "__pycache__").touch()
+    assert Path(cpu_kernels._kept_at()).parent == home / ".cache/jaxserve/numba"
+    shutil.rmtree(home)
+    home.touch()
+    assert Path(cpu_kernels._kept_at()).parent == Path(tempfile.gettempdir())
 
 
 def test_other_types_are_refused() -> None:

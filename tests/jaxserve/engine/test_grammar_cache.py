@@ -70,3 +70,13 @@ def test_a_refusal_is_kept_if_it_took_much(compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequestError, match="too slow"):
         known.result()
     assert cache.get(params_of(1)) is None
+
+
+def test_one_grown_beyond_use_drives_out_no_other(compiler: GrammarCompiler) -> None:
+    cache = GrammarCache()
+    for n in range(3):
+        cache.put(params_of(n), done(compiler.compile(params_of(n))))
+    grown = cache.get(params_of(2))
+    assert grown is not None
+    grown.result().used_s = math.inf  # it has met a limit
+    assert [cache.get(params_of(n)) is None for n in range(3)] == [False, False, True]

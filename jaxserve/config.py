@@ -50,9 +50,9 @@ class EngineConfig:
         decode_steps: tokens that each row gets in one dispatch to the device, while nobody waits
             and none of them can end an output; above 1 each size of a decode is one program more.
         batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
-            Without it they are wherever at least two requests run; a request alone on a CPU takes a
-            path of its own, 2.4 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU
-            treats smaller arrays in other ways).
+            Without it they are wherever at least two requests run; a request alone has a shape of
+            its own, 1.2 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU treats
+            smaller arrays in other ways).
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.
         generation_config: "auto" takes what requests leave unset from the model's own

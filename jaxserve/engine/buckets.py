@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from jaxserve.errors import ConfigError
 
-# Fewest tokens of a step, and rows of head and sampler, but for a decode of one row. XLA:CPU
-# computes 16 rows at a time (8 take 0.9 of the time, 2 half), and sums a row's numbers in one order
-# where rows fill vectors.
+# Fewest tokens of a step, and rows of head and sampler, but for a decode of one row. XLA:CPU sums a
+# row's numbers in one order where rows fill vectors; products with padding cost nothing.
 LEAST_ROWS = 16
 SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
 CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here, each twice the last

@@ -23,7 +23,7 @@ from cpu_kernels.paged import attend
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
 _LINEAR, _ATTENTION = 0, 1
 _MOST = 16  # threads; a step's calls are too short for more
-_PARTS = 4  # of a call for each thread: none waits long for another
+_PARTS = 8  # of a call for each thread: none waits long for another
 _SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
 

@@ -51,7 +51,7 @@ class EngineConfig:
             and none of them can end an output; above 1 each size of a decode is one program more.
         batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
             Without it they are wherever at least two requests run; a request alone has a shape of
-            its own, 1.2 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU treats
+            its own, 1.5 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU treats
             smaller arrays in other ways).
         forbid_compile: raise instead of compiling after ready.
         seed: base of the seeds of requests that bring none.

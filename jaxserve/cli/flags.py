@@ -29,7 +29,7 @@ HELP = {
     "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
     "overlap": "plan a step while the one before it runs",
     "decode_steps": "tokens a row in one dispatch, while nobody waits and no token ends an output",
-    "batch_invariant": "same bits alone and in any company, at 1.2 times the cost of a token alone "
+    "batch_invariant": "same bits alone and in any company, at 1.5 times the cost of a token alone "
     "(CPU)",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "base of the seeds of requests that bring none",

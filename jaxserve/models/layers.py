@@ -35,14 +35,17 @@ def linear(
 ) -> jax.Array:  # [T, I], [O, I] -> [T, O]
     """x @ kernel.T, of this type or x's; kernels lie as checkpoints have them.
 
-    On a CPU the sums are float32's, and a row's bits don't depend on the other rows.
+    On a CPU the sums are float32's, and a row's bits don't depend on how many others there are,
+    unless there is none.
     """
-    if jax.default_backend() == "cpu":
-        import cpu_kernels  # compiles and starts threads
+    if jax.default_backend() != "cpu":
+        return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
+    if len(x) == 1:  # XLA's own is 1.4 times as fast: it reads at the memory's speed
+        return jnp.matmul(kernel, x.T, preferred_element_type=dtype).T
+    import cpu_kernels  # compiles and starts threads
 
-        product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
-        return product.astype(dtype or x.dtype)
-    return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
+    product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
+    return product.astype(dtype or x.dtype)
 
 
 class RMSNorm(nnx.Module):

@@ -12,6 +12,7 @@ import os
 import threading
 from pathlib import Path
 
+import llvmlite.binding
 import numpy as np
 from numba import cfunc, njit, types
 
@@ -29,7 +30,8 @@ _NEVER = 2**62
 
 # Words that the threads share, each in a cache line of its own.
 _BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME, _ASLEEP, _THREADS, _END, _FLOATS = range(0, 640, 64)
-_WORDS = np.zeros(11 * 8, np.int64)
+_WRITE_END = 640
+_WORDS = np.zeros(12 * 8, np.int64)
 _BASE = -(-_WORDS.ctypes.data // 64) * 64
 
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
@@ -62,7 +64,7 @@ def _take_parts(base: int, helps: bool) -> None:
 
 
 @njit(**COMPILED)
-def _share(base: int, wake: int, kind: int, frame: int) -> None:
+def _share(base: int, kind: int, frame: int) -> None:
     """Does a call with all that help."""
     threads = load(base + _THREADS)
     if threads == 0 or swap(base + _BUSY, 1) != 0:
@@ -77,7 +79,9 @@ def _share(base: int, wake: int, kind: int, frame: int) -> None:
     swap(base + _NEXT, 0)  # from here on they may take some
     asleep = swap(base + _ASLEEP, 0)
     if asleep > 0:
-        _write(wake, base, min(asleep, threads))  # a byte, whatever it is, for each
+        _write(
+            load(base + _WRITE_END), base, min(asleep, threads)
+        )  # a byte, whatever it is, for each
     _take_parts(base, False)
     spins = 0
     while load(base + _DONE) < parts:
@@ -106,17 +110,27 @@ _SLEEP, _WAKE = os.pipe()
 os.set_blocking(_WAKE, False)
 
 
-@cfunc(ffi.HANDLER)
+@cfunc(types.int64())
+def _base() -> int:
+    return _BASE
+
+
+# By a name, for code on disk may know no address; this function alone is compiled at each start.
+llvmlite.binding.add_symbol("jaxserve_crew", _base.address)
+_crew = types.ExternalFunction("jaxserve_crew", types.int64())
+
+
+@cfunc(ffi.HANDLER, cache=True)
 def _linear(frame: int) -> int:
     if not ffi.asks_version(ffi.opened(frame)):
-        _share(_BASE, _WAKE, _LINEAR, frame)
+        _share(_crew(), _LINEAR, frame)
     return 0
 
 
-@cfunc(ffi.HANDLER)
+@cfunc(ffi.HANDLER, cache=True)
 def _attention(frame: int) -> int:
     if not ffi.asks_version(ffi.opened(frame)):
-        _share(_BASE, _WAKE, _ATTENTION, frame)
+        _share(_crew(), _ATTENTION, frame)
     return 0
 
 
@@ -146,6 +160,7 @@ def _start() -> None:
         for helper in helpers:
             helper.join()
 
+    _set(_WRITE_END, _WAKE)
     _set(_NEXT, _NEVER)
     _set(_THREADS, len(helpers))
     for helper in helpers:

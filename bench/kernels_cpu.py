@@ -13,6 +13,7 @@ import functools
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,9 @@ def xla_product(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w.T
 
 
-def read(pools, *_):  # type: ignore[no-untyped-def]
-    """Reads every pool once: a maximum over blocks is the fastest reader that XLA:CPU offers."""
-    return [pages.reshape(len(pages), -1).max(axis=0) for pair in pools for pages in pair]
+def read(pairs):  # type: ignore[no-untyped-def]
+    """Reads every array once: a maximum over rows is the fastest reader that XLA:CPU offers."""
+    return [array.reshape(len(array), -1).max(axis=0) for pair in pairs for array in pair]
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
@@ -86,8 +87,10 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def alternate(*calls: Callable[[], object]) -> list[tuple[float, float]]:
-    """Best wall and best processor seconds of each call, one after the other in turn."""
+def alternate(*pairs: tuple[Callable[..., object], tuple[Any, ...]]) -> list[tuple[float, float]]:
+    """Best wall and best processor seconds of each function of its arguments, one after the other
+    in turn."""
+    calls = [functools.partial(function, *arguments) for function, arguments in pairs]
     for call in calls:
         jax.block_until_ready(call())
     rounds = np.asarray([[timed(call) for call in calls] for _ in range(ROUNDS)])
@@ -111,6 +114,7 @@ def write_seconds(tokens: int) -> float:
 
 def attention_figures() -> dict[str, float]:
     figures: dict[str, float] = {}
+    floor = jax.jit(read)
     print(
         f"{'attention, per layer':20s} {'ms':>8s} {'xla ms':>8s} {'read ms':>8s} {'x read':>7s}",
         end="",
@@ -123,11 +127,9 @@ def attention_figures() -> dict[str, float]:
             jax.jit(functools.partial(attend, max_query_len=longest, implementation=which))
             for which in ("cpu", "xla")
         )
-        floor = jax.jit(read)
         arguments = (pools, *batch)
-        calls = ((ours, arguments), (xla, arguments), (floor, (pools,)))
         (wall, cpu), (xla_wall, _), (read_wall, read_cpu) = alternate(
-            *(functools.partial(call, *own) for call, own in calls)
+            (ours, arguments), (xla, arguments), (floor, (pools,))
         )
         ms = [1e3 * x / LAYERS for x in (wall, xla_wall, read_wall)]
         flops = case.flops * LAYERS / wall / 1e9
@@ -148,7 +150,7 @@ def product_figures() -> dict[str, float]:
         tuple(jnp.asarray(rng.standard_normal(shape, np.float32) / 64) for shape in shapes)
         for _ in range(PRODUCT_LAYERS)
     ]
-    floor = jax.jit(lambda weights: [w.max(axis=0) for pair in weights for w in pair])
+    floor = jax.jit(read)
     print(f"{'MLP, per layer':20s} {'ms':>8s} {'xla ms':>8s} {'read ms':>8s} {'GFLOP/s':>8s}")
     for rows in ROWS:
         x = jnp.asarray(rng.standard_normal((rows, HIDDEN), np.float32))
@@ -156,9 +158,8 @@ def product_figures() -> dict[str, float]:
             jax.jit(functools.partial(multiply, product))
             for product in (cpu_kernels.linear, xla_product)
         )
-        calls = ((ours, (x, weights)), (xla, (x, weights)), (floor, (weights,)))
         (wall, _), (xla_wall, _), (read_wall, _) = alternate(
-            *(functools.partial(call, *own) for call, own in calls)
+            (ours, (x, weights)), (xla, (x, weights)), (floor, (weights,))
         )
         ms = [1e3 * seconds / PRODUCT_LAYERS for seconds in (wall, xla_wall, read_wall)]
         flops = 6 * rows * HIDDEN * INNER * PRODUCT_LAYERS / wall / 1e9

@@ -48,7 +48,7 @@ def linear(x: jax.Array, w: jax.Array) -> jax.Array:
     """x @ w.T; a row's bits depend on that row and on w alone.
 
     Args:
-        x: [T, I] float32. Last rows that are all zeros cost nothing.
+        x: [T, I] float32. Last rows that are all zeros cost next to nothing.
         w: [O, I] float32.
 
     Returns:

@@ -29,8 +29,8 @@ _SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
 
 # Words that the threads share, each in a cache line of its own.
-_BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME, _ASLEEP, _THREADS, _END, _FLOATS = range(0, 640, 64)
-_WRITE_END = 640
+_BUSY, _NEXT, _COUNT, _DONE, _KIND, _FRAME = range(0, 6 * 64, 64)
+_ASLEEP, _WRITE_END, _THREADS, _END, _FLOATS = range(6 * 64, 11 * 64, 64)
 _WORDS = np.zeros(12 * 8, np.int64)
 _BASE = -(-_WORDS.ctypes.data // 64) * 64
 
@@ -79,9 +79,8 @@ def _share(base: int, kind: int, frame: int) -> None:
     swap(base + _NEXT, 0)  # from here on they may take some
     asleep = swap(base + _ASLEEP, 0)
     if asleep > 0:
-        _write(
-            load(base + _WRITE_END), base, min(asleep, threads)
-        )  # a byte, whatever it is, for each
+        # A byte, whatever it is, for each.
+        _write(load(base + _WRITE_END), base, min(asleep, threads))
     _take_parts(base, False)
     spins = 0
     while load(base + _DONE) < parts:

@@ -52,7 +52,7 @@ def _is_zero(row: np.ndarray) -> bool:
 @njit(**COMPILED)
 def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int) -> None:
     """x [T, I] @ w[begin:end].T -> out[:, begin:end]. Last rows of zeros, such as padding is, cost
-    nothing."""
+    next to nothing."""
     tokens, inputs, last = x.shape[0], x.shape[1], end - 1
     tall = max(2, _NEAR // inputs // 2 * 2)
     row = 4 * inputs  # bytes

@@ -98,7 +98,10 @@ def paged_attention(
         ValueError: shapes that don't fit together, or an unknown implementation.
     """
     _check(q, k_pages, v_pages, block_tables, context_lens, query_starts, sinks)
-    return _ATTENTION[_choose(implementation)](
+    chosen = _choose(implementation)
+    if chosen == "cpu" and not cpu.reads(k_pages, v_pages):
+        chosen = "xla"
+    return _ATTENTION[chosen](
         q,
         k_pages,
         v_pages,

@@ -1,11 +1,14 @@
-"""Attention on a CPU: machine code of its own for float32, plain XLA for other types."""
+"""Attention on a CPU by machine code of its own, for float32 pools."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import xla
+
+def reads(k_pages: jax.Array, v_pages: jax.Array) -> bool:
+    """Whether it can attend to these pools; `xla` can to any."""
+    return k_pages.dtype == v_pages.dtype == jnp.float32 and k_pages.shape[2] % 4 == 0
 
 
 def paged_attention(
@@ -24,22 +27,6 @@ def paged_attention(
     v_scale: jax.Array | float | None,
     max_query_len: int,
 ) -> jax.Array:  # [T, H, D]
-    if not k_pages.dtype == v_pages.dtype == jnp.float32 or k_pages.shape[2] % 4:
-        return xla.paged_attention(
-            q,
-            k_pages,
-            v_pages,
-            block_tables,
-            context_lens,
-            query_starts,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            max_query_len=max_query_len,
-        )
     import cpu_kernels  # compiles and starts threads, where there is no GPU
 
     groups = (k_pages.shape[1], q.shape[1] // k_pages.shape[1])

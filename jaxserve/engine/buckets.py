@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxserve.errors import ConfigError
 
 # Fewest tokens of a step, and rows of head and sampler, but for a decode of one row. XLA:CPU sums a
-# row's numbers in one order where rows fill vectors; products with padding cost nothing.
+# row's numbers in one order where rows fill vectors; products with padding cost little.
 LEAST_ROWS = 16
 SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
 CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here, each twice the last

@@ -26,10 +26,12 @@ class GrammarCache:
     def get(self, params: StructuredOutputsParams) -> Future[Grammar] | None:
         """The grammar or its refusal, if it is known; it is done."""
         known = self._known.pop(params, None)
-        if known is None or (isinstance(known, Grammar) and known.size > WORN_BYTES):
+        if known is None:
             return None
         self._known[params] = known
-        self._trim()  # others may have grown
+        self._trim()  # it and others may have grown
+        if params not in self._known:
+            return None
         future: Future[Grammar] = Future()
         if isinstance(known, Grammar):
             future.set_result(known)

@@ -5,7 +5,10 @@ For importing only where there is a CPU to run on: it compiles, and starts threa
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -24,15 +27,18 @@ def _kept_at() -> str:
     folder = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     version = hashlib.sha256(sources).hexdigest()[:16]
-    own = folder / "__pycache__", Path("~/.cache/jaxserve/numba").expanduser()
-    for place in (Path(numba.config.CACHE_DIR), *own) if numba.config.CACHE_DIR else own:
+    home = os.path.expanduser("~")  # stays as it is where nobody has one
+    places = numba.config.CACHE_DIR, folder / "__pycache__", f"{home}/.cache/jaxserve/numba"
+    for place in (Path(place) for place in places if os.path.isabs(place)):
         try:
             (place / version).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=place / version):
                 return str(place / version)
         except OSError:
             continue
-    return tempfile.mkdtemp()
+    nowhere = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, nowhere, ignore_errors=True)
+    return nowhere
 
 
 _before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _kept_at()

@@ -134,7 +134,7 @@ def _attention(frame: int) -> int:
 
 
 def _cores() -> int:
-    """That this process may use; a container's share of them is counted, too."""
+    """That this process may use; a container's share of them (cgroup v2) is counted, too."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

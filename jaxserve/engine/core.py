@@ -176,10 +176,7 @@ class EngineCore:
             return _refusal(message, OverloadedError.__name__, error)
         if message.params.structured_outputs is None:
             return self._add(message, None)
-        try:
-            grammar = self._grammars.put(message)
-        except RuntimeError as error:  # no thread can be started
-            return _refusal(message, EngineError.__name__, error)
+        grammar = self._grammars.put(message)
         return None if grammar is None else self._add(message, grammar)
 
     def _add(self, message: Submit, compiled: Future[Grammar] | None) -> Output | None:

@@ -164,6 +164,8 @@ class _Lane:
         before = threading.stack_size(STACK_BYTES)
         try:  # it may start a thread
             return self._pool.submit(self._compile, job)
+        except RuntimeError:  # and can't
+            return _given_up()
         finally:
             threading.stack_size(before)
 

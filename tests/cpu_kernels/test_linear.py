@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,9 @@ def test_machine_code_is_kept_where_there_is_room(
     assert Path(cpu_kernels._kept_at()).parent == home / ".cache/jaxserve/numba"
     shutil.rmtree(home)
     home.touch()
+    assert Path(cpu_kernels._kept_at()).parent == Path(tempfile.gettempdir())
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
     assert Path(cpu_kernels._kept_at()).parent == Path(tempfile.gettempdir())
 
 

@@ -58,6 +58,12 @@ def test_alone_in_company_preempted_and_from_the_cache(
         assert bits(shared.outputs[0]) == bits(alone.outputs[0])
 
 
+def test_a_linear_row_alone_is_of_the_rows_own_type() -> None:
+    kernel = jnp.ones((3, 8), jnp.float32)
+    for tokens in (1, 2):
+        assert linear(jnp.ones((tokens, 8), jnp.bfloat16), kernel).dtype == jnp.bfloat16
+
+
 def test_a_linear_row_does_not_depend_on_the_others() -> None:
     random = np.random.default_rng(0)
     for inputs, outputs in ((64, 96), (576, 192), (1536, 576), (2048, 64)):

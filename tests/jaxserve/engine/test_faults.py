@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -385,3 +386,25 @@ def test_samples_that_break_in_one_step_fail_their_request_alone(
         with pytest.raises(EngineError, match="no token could be drawn"):
             llm.generate([65] * (llm.config.block_size - 3), two)
     assert llm.core.stats.blocks_used == 0
+
+
+@pytest.mark.parametrize("lane", ["_quick", "_slow"])
+def test_a_grammar_that_no_thread_can_be_started_for_fails_alone(
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
+    monkeypatch.setattr(llm.core, "_grammars", queue)
+    monkeypatch.setattr(getattr(queue, lane)._pool, "submit", no_thread)
+    if lane == "_slow":
+        too_slow: Future[Grammar] = Future()
+        too_slow.set_exception(grammar_trial.TooSlowError("too slow"))
+        monkeypatch.setattr(queue._quick, "compile", lambda _: too_slow)
+    submit_grammar(llm, "refused", regex="[a-y]{3}")
+    submit(llm, "goes on", prompts[0])
+    outputs = drain(llm)
+    assert [o.error_kind for o in outputs if o.error] == ["OverloadedError"]
+    assert [o.finish_reason for o in outputs if o.request_id == "goes on"][-1] == "length"
+    queue.close()

@@ -86,7 +86,7 @@ def attention(
 
     Args:
         q: [T, K, G, D] float32, scaled: G query heads for each of K kv heads.
-        k_pages: [B, K, P, D] float32; P is a multiple of 4.
+        k_pages: [B, K, P, D] float32; P and D are multiples of 16.
         v_pages: [B, K, P, D] float32.
         block_tables: [S, W] int32.
         context_lens: [S] int32, tokens.
@@ -99,12 +99,16 @@ def attention(
         [T, K, G, D] float32; zeros for tokens past the last sequence.
 
     Raises:
-        ValueError: other types, or such a block size.
+        ValueError: other types or sizes.
     """
-    if not q.dtype == k_pages.dtype == v_pages.dtype == jnp.float32 or k_pages.shape[2] % 4:
+    block_size, head_dim = k_pages.shape[2:]
+    if not q.dtype == k_pages.dtype == v_pages.dtype == jnp.float32:
         raise ValueError(
-            "q and both pools must be float32, and a block a multiple of 4 tokens; got "
-            f"{q.dtype}, {k_pages.dtype}, {v_pages.dtype} and {k_pages.shape[2]}"
+            f"q and pools must be float32; got {q.dtype}, {k_pages.dtype} and {v_pages.dtype}"
+        )
+    if block_size % 16 or head_dim % 16:
+        raise ValueError(
+            f"block and head sizes must be multiples of 16; got {block_size} and {head_dim}"
         )
     ints = (a.astype(jnp.int32) for a in (block_tables, context_lens, query_starts))
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))

@@ -1,9 +1,10 @@
-"""What numba lacks of machine language: memory at an address, shared words, a prefetch."""
+"""What numba lacks of machine language: memory and functions at an address, shared words."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
@@ -12,6 +13,13 @@ from numba.extending import intrinsic
 _WORD = ir.IntType(64)
 # For njit: kept on disk; a division by zero gives infinity or NaN, for nobody is there to catch.
 COMPILED: Any = {"cache": True, "error_model": "numpy"}
+
+
+def named(name: str, function: Any, signature: Any) -> Any:
+    """A C function by a name. Code on disk may know no address; and what calls it so is compiled
+    without it."""
+    llvmlite.binding.add_symbol(name, function.address)
+    return types.ExternalFunction(name, signature)
 
 
 @intrinsic
@@ -67,21 +75,6 @@ def add(typing: Any, address: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", word, args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), make
-
-
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Has the cache line at an address brought near; any address will do."""
-
-    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
-        where = builder.inttoptr(args[0], line)
-        builder.call(function, [where, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(address), make
 
 
 @intrinsic

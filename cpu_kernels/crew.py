@@ -12,13 +12,12 @@ import os
 import threading
 from pathlib import Path
 
-import llvmlite.binding
 import numpy as np
 from numba import cfunc, njit, types
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import COMPILED, add, load, swap
-from cpu_kernels.dense import multiply
+from cpu_kernels.atomics import COMPILED, add, load, named, swap
+from cpu_kernels.dense import linear
 from cpu_kernels.paged import attend
 
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
@@ -42,12 +41,22 @@ _get_floats = types.ExternalFunction("fegetenv", types.int32(types.int64))
 _set_floats = types.ExternalFunction("fesetenv", types.int32(types.int64))
 
 
+@cfunc(types.int64())
+def _base() -> int:
+    return _BASE
+
+
+_crew = named("jaxserve_crew", _base, types.int64())  # alone is compiled at each start
+_linear_part = named("jaxserve_linear_part", linear, ffi.PART)
+_attention_part = named("jaxserve_attention_part", attend, ffi.PART)
+
+
 @njit(**COMPILED)
 def _do(kind: int, frame: int, part: int, parts: int) -> None:
     if kind == _LINEAR:
-        multiply(ffi.opened(frame), part, parts)
+        _linear_part(frame, part, parts)
     else:
-        attend(ffi.opened(frame), part, parts)
+        _attention_part(frame, part, parts)
 
 
 @njit(**COMPILED)
@@ -107,16 +116,6 @@ def _help(base: int, sleep: int) -> None:
 
 _SLEEP, _WAKE = os.pipe()
 os.set_blocking(_WAKE, False)
-
-
-@cfunc(types.int64())
-def _base() -> int:
-    return _BASE
-
-
-# By a name, for code on disk may know no address; this function alone is compiled at each start.
-llvmlite.binding.add_symbol("jaxserve_crew", _base.address)
-_crew = types.ExternalFunction("jaxserve_crew", types.int64())
 
 
 @cfunc(ffi.HANDLER, cache=True)

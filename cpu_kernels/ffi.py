@@ -16,6 +16,9 @@ from numba import njit, types
 from cpu_kernels.atomics import COMPILED, pointer, words
 
 HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 0 is no error
+PART = types.void(
+    types.int64, types.int64, types.int64
+)  # a frame's address; which part of how many
 
 # Words of XLA_FFI_CallFrame, and of XLA_FFI_Buffer.
 _EXTENSION, _API, _ARGUMENTS, _RESULTS, _FRAME_WORDS = 1, 2, 9, 14, 22

@@ -8,15 +8,16 @@ sequence alone, decode or prefill.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import COMPILED, float_of_bits, floats, prefetch
-from cpu_kernels.dense import FAST, dot_2x4
+from cpu_kernels.atomics import COMPILED, float_of_bits, floats
+from cpu_kernels.tiles import LINE, TALLEST, WIDE, multiply, pack, tiles_of
 
+# Sums may be vectorised; NaN and infinity stay what they are.
+_FAST = {"reassoc", "contract", "nsz"}
 PIECE = 64  # keys of context that one turn takes
 TILE = 32  # query tokens of one sequence that take it together
-_AHEAD = 4  # fours of keys that are brought near before they are read
 _MASKED = np.float32(-1e30)  # finite: what is less than every score
 
 _ONE, _LOWEST = np.float32(1), np.float32(-87)
@@ -44,7 +45,7 @@ def _exp(x: float) -> float:
     return (p * r * r + r + _ONE) * float_of_bits(np.int32((n + 127) << 23))
 
 
-@njit(fastmath=FAST | {"nnan"}, **COMPILED)
+@njit(fastmath=_FAST | {"nnan"}, **COMPILED)
 def _highest(scores: np.ndarray) -> float:
     highest = _MASKED
     for j in range(PIECE):
@@ -52,7 +53,7 @@ def _highest(scores: np.ndarray) -> float:
     return highest
 
 
-@njit(fastmath=FAST, **COMPILED)
+@njit(fastmath=_FAST, **COMPILED)
 def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> tuple[float, float]:
     """Scores [PIECE] become weights, 0 but in begin : end; the new top, and the weights' sum."""
     scores = floats(scores_at, PIECE)
@@ -70,61 +71,32 @@ def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> 
     return top, total
 
 
-@njit(fastmath=FAST, **COMPILED)
+@njit(fastmath=_FAST, **COMPILED)
 def _scale(row_at: int, factor: float, size: int) -> None:
     row = floats(row_at, size)
     for d in range(size):
         row[d] *= factor
 
 
-@njit(fastmath=FAST, **COMPILED)
-def _add_values(
-    sums_at: int, weights_at: int, v0: int, v1: int, v2: int, v3: int, size: int
-) -> None:
-    """Adds four values [D] to four rows of sums in a row, by weights of [4, PIECE]."""
-    line, step = 4 * size, 4 * PIECE
-    a, b = floats(sums_at, size), floats(sums_at + line, size)
-    c, d = floats(sums_at + 2 * line, size), floats(sums_at + 3 * line, size)
-    p, q = floats(weights_at, 4), floats(weights_at + step, 4)
-    r, s = floats(weights_at + 2 * step, 4), floats(weights_at + 3 * step, 4)
-    p0, p1, p2, p3, q0, q1, q2, q3 = p[0], p[1], p[2], p[3], q[0], q[1], q[2], q[3]
-    r0, r1, r2, r3, s0, s1, s2, s3 = r[0], r[1], r[2], r[3], s[0], s[1], s[2], s[3]
-    x0, x1, x2, x3 = floats(v0, size), floats(v1, size), floats(v2, size), floats(v3, size)
-    for i in range(size):
-        y0, y1, y2, y3 = x0[i], x1[i], x2[i], x3[i]
-        a[i] += p0 * y0 + p1 * y1 + p2 * y2 + p3 * y3
-        b[i] += q0 * y0 + q1 * y1 + q2 * y2 + q3 * y3
-        c[i] += r0 * y0 + r1 * y1 + r2 * y2 + r3 * y3
-        d[i] += s0 * y0 + s1 * y1 + s2 * y2 + s3 * y3
-
-
 @njit(**COMPILED)
-def _find(
-    places: np.ndarray, table: np.ndarray, begin: int, end: int, pool: tuple[int, ...], head: int
-) -> None:
-    """Where in a pool [B, K, P, D] each four keys of begin : end lie: bytes from its start."""
+def _place(pool: tuple[int, ...], table: np.ndarray, head: int, key: int) -> int:
+    """Where in a pool [B, K, P, D] a key lies: bytes from its start."""
     _, heads, block_size, size = pool
-    key = begin // 4 * 4
-    while key < end:
-        nth = key // block_size
-        i = key - nth * block_size
-        place = ((table[nth] * heads + head) * block_size + i) * size * 4
-        for four in range(key // 4, min((nth + 1) * block_size, end + 3) // 4):
-            places[four] = place
-            place += 16 * size
-        key = (nth + 1) * block_size
+    block = key // block_size
+    return ((table[block] * heads + head) * block_size + key - block * block_size) * size * 4
 
 
 @njit(**COMPILED)
-def _fetch(address: int, size: int) -> None:
-    """Has four rows brought near."""
-    for line in range(address, address + 16 * size, 64):
-        prefetch(line)
+def _copy(source: int, to: int, n: int) -> None:
+    """n floats."""
+    here, there = floats(source, n), floats(to, n)
+    for i in range(n):
+        there[i] = here[i]
 
 
 @njit(**COMPILED)
 def _attend(
-    q_at: int,  # [R, D], R a multiple of four, in the order of their positions
+    q_at: int,  # [R, D], in the order of their positions
     positions: np.ndarray,  # [R]
     rows: int,
     keys_at: int,  # [B, K, P, D]
@@ -137,38 +109,47 @@ def _attend(
     tops: np.ndarray,  # [R], and the next two: the softmax so far
     totals: np.ndarray,  # [R]
     sums_at: int,  # [R, D]
-    places: np.ndarray,  # [W * P / 4]
-    weights: np.ndarray,  # [4, PIECE]
+    columns_at: int,  # [PIECE / 16, D, 16], the piece's keys
+    near_at: int,  # [PIECE, D], its values
+    weights: np.ndarray,  # [6, PIECE]
 ) -> None:
-    """What the rows see with one kv head: piece by piece, four rows at a time."""
+    """What the rows see with one kv head: piece by piece, a tile of rows at a time."""
     size = pool[3]
     line = 4 * size  # bytes of a row
-    weights_at = weights.ctypes.data
+    weights_at, step = weights.ctypes.data, weights.strides[0]
     lowest, highest = max(0, positions[0] - window + 1), positions[rows - 1]
-    _find(places, table, lowest, highest + 1, pool, head)
     for start in range(lowest // PIECE * PIECE, highest + 1, PIECE):
-        for row in range(0, rows, 4):
-            # Of this piece, the four see begin : end.
+        for key in range(max(start, lowest // WIDE * WIDE), min(start + PIECE, highest + 1), WIDE):
+            place, j = _place(pool, table, head, key), key - start
+            pack(keys_at + place, line, size, columns_at + j * line)
+            _copy(values_at + place, near_at + j * line, min(WIDE, highest + 1 - key) * size)
+        # What comes next is brought near: a piece, or the first one of the next head.
+        then, of = start + PIECE, head
+        if then > highest:
+            then, of = lowest // PIECE * PIECE, min(head + 1, pool[1] - 1)
+        row, left = 0, tiles_of(rows)
+        while left:
+            tall = (rows - row + left - 1) // left
+            # Of this piece, the tile sees begin : end.
             begin = max(0, positions[row] - window + 1 - start)
-            end = min(PIECE, positions[row + 3] + 1 - start)
-            if begin >= end:
-                continue
-            q = q_at + line * row
-            for j in range(begin // 4 * 4, end, 4):
-                four = (start + j) // 4
-                if row == 0:
-                    _fetch(values_at + places[four], size)
-                    _fetch(keys_at + places[min(four + _AHEAD, highest // 4)], size)
-                k = keys_at + places[four]
-                for r in range(0, 4, 2):
-                    x, y = q + line * r, q + line * (r + 1)
-                    dots = dot_2x4(x, y, k, k + line, k + 2 * line, k + 3 * line, size)
-                    a, b = weights[r], weights[r + 1]
-                    a[j], a[j + 1], a[j + 2], a[j + 3] = dots[:4]
-                    b[j], b[j + 1], b[j + 2], b[j + 3] = dots[4:]
-            for r in range(row, row + 4):
+            end = min(PIECE, positions[row + tall - 1] + 1 - start)
+            for j in range(begin // WIDE * WIDE, end, WIDE):
+                ahead = keys_at + _place(pool, table, of, max(lowest, min(then + j, highest)))
+                multiply(
+                    tall,
+                    q_at + line * row,
+                    line,
+                    columns_at + j * line,
+                    4 * WIDE,
+                    size,
+                    weights_at + 4 * j,
+                    step,
+                    0,
+                    ahead,
+                )
+            for r in range(row, row + tall if begin < end else row):
                 top, total = _weigh(
-                    weights_at + 4 * PIECE * (r - row),
+                    weights_at + step * (r - row),
                     max(0, positions[r] - window + 1 - start),
                     positions[r] + 1 - start,
                     softcap,
@@ -177,19 +158,24 @@ def _attend(
                 decay = _exp(tops[r] - top)
                 tops[r], totals[r] = top, totals[r] * decay + total
                 _scale(sums_at + line * r, decay, size)
-            for j in range(begin // 4 * 4, end, 4):
-                v = values_at + places[(start + j) // 4]
-                # Other cells may hold anything, and 0 x NaN is NaN.
-                low, high = max(begin - j, 0), min(end - j, 4) - 1
-                _add_values(
-                    sums_at + line * row,
-                    weights_at + 4 * j,
-                    v + line * low,
-                    v + line * min(max(1, low), high),
-                    v + line * min(max(2, low), high),
-                    v + line * high,
-                    size,
+            for d in range(0, size if begin < end else 0, WIDE):
+                ahead = d // WIDE * PIECE * LINE  # bytes of the piece
+                key, inside = ahead // (WIDE * line) * WIDE, ahead % (WIDE * line)
+                key = max(lowest, min(then + key, highest))
+                multiply(
+                    tall,
+                    weights_at + 4 * begin,
+                    step,
+                    near_at + begin * line + 4 * d,
+                    line,
+                    end - begin,
+                    sums_at + line * row + 4 * d,
+                    line,
+                    1,
+                    values_at + _place(pool, table, of, key) + inside,
                 )
+            row += tall
+            left -= 1
 
 
 @njit(**COMPILED)
@@ -213,12 +199,12 @@ def _attend_part(
     whole = 0
     for s in range(len(lens)):
         whole += (starts[s + 1] - starts[s]) * lens[s]
-    tall = (TILE * group + 3) // 4 * 4
-    weights = np.empty((4, PIECE), np.float32)
+    tall = TILE * group
     own_q, sums = np.empty((tall, size), np.float32), np.empty((tall, size), np.float32)
     tops, totals = np.empty(tall, np.float32), np.empty(tall, np.float32)
     positions = np.empty(tall, np.int64)
-    places = np.empty(tables.shape[1] * keys.shape[2] // 4 + 1, np.int64)
+    columns, near = np.empty((PIECE, size), np.float32), np.empty((PIECE, size), np.float32)
+    weights = np.empty((TALLEST, PIECE), np.float32)
     before = 0
     for s in range(len(lens)):
         for first in range(starts[s], starts[s + 1], TILE):
@@ -231,19 +217,18 @@ def _attend_part(
                 before += cost
                 if middle * parts // (2 * whole * kv_heads) != part:
                     continue
-                padded = (rows + 3) // 4 * 4  # by the last row
-                for r in range(padded):
-                    t, g = min(r, rows - 1) // group, min(r, rows - 1) % group
+                for r in range(rows):
+                    t, g = r // group, r % group
                     own_q[r] = q[first + t, k, g]
                     positions[r] = lens[s] - starts[s + 1] + first + t
                     tops[r], totals[r] = _MASKED, 0
                     if len(sinks):
                         tops[r], totals[r] = sinks[k, g], 1
-                sums[:padded] = 0
+                sums[:rows] = 0
                 _attend(
                     own_q.ctypes.data,
                     positions,
-                    padded,
+                    rows,
                     keys.ctypes.data,
                     values.ctypes.data,
                     keys.shape,
@@ -254,7 +239,8 @@ def _attend_part(
                     tops,
                     totals,
                     sums.ctypes.data,
-                    places,
+                    columns.ctypes.data,
+                    near.ctypes.data,
                     weights,
                 )
                 for r in range(rows):
@@ -263,10 +249,11 @@ def _attend_part(
                         out[t, k, g, d] = sums[r, d] / totals[r]
 
 
-@njit(**COMPILED)
-def attend(frame: np.ndarray, part: int, parts: int) -> None:
+@cfunc(ffi.PART, **COMPILED)
+def attend(address: int, part: int, parts: int) -> None:
     """A part of a call: q [T, K, G, D], k_pages, v_pages, block_tables, context_lens, query_starts,
     sinks, window [1], softcap [1] -> [T, K, G, D]."""
+    frame = ffi.opened(address)
     q, q_shape = ffi.argument(frame, 0)
     keys, pages = ffi.argument(frame, 1)
     values, _ = ffi.argument(frame, 2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 def reads(k_pages: jax.Array, v_pages: jax.Array) -> bool:
     """Whether it can attend to these pools; `xla` can to any."""
-    return k_pages.dtype == v_pages.dtype == jnp.float32 and k_pages.shape[2] % 4 == 0
+    fits = k_pages.shape[2] % 16 == 0 and k_pages.shape[3] % 16 == 0
+    return fits and k_pages.dtype == v_pages.dtype == jnp.float32
 
 
 def paged_attention(

@@ -30,5 +30,5 @@ def test_senseless_lengths_hurt_no_later_call() -> None:
 def test_what_it_can_not_read_is_refused() -> None:
     with pytest.raises(ValueError, match="must be float32"):
         call(context=20, dtype=jnp.bfloat16)
-    with pytest.raises(ValueError, match="multiple of 4"):
-        call(context=20, block_size=6)
+    with pytest.raises(ValueError, match="multiples of 16"):
+        call(context=20, block_size=8)

@@ -23,7 +23,6 @@ from cpu_kernels.paged import attend
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls
 _LINEAR, _ATTENTION = 0, 1
 _MOST = 16  # threads; a step's calls are too short for more
-_PARTS = 8  # of a call for each thread: none waits long for another
 _SPINS = 25000  # some 100 us, more than there is between two calls of a step
 _NEVER = 2**62
 
@@ -79,7 +78,7 @@ def _share(base: int, kind: int, frame: int) -> None:
     if threads == 0 or swap(base + _BUSY, 1) != 0:
         _do(kind, frame, 0, 1)
         return
-    parts = _PARTS * (1 + threads)
+    parts = ffi.PARTS * (1 + threads)
     _get_floats(base + _FLOATS)
     swap(base + _DONE, 0)
     swap(base + _KIND, kind)

@@ -11,7 +11,7 @@ from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
 from cpu_kernels.atomics import COMPILED
-from cpu_kernels.tiles import LANES, LINE, WIDE, multiply, pack
+from cpu_kernels.tiles import LANES, LINE, WIDE, multiply, pack, tiles_of
 
 _CHUNK = 320  # inputs at most that a chain takes; their columns stay in the first cache
 _TALL = 192  # rows of x that meet the columns while they are there
@@ -34,9 +34,11 @@ def _pack_few(rows: np.ndarray, columns: np.ndarray) -> None:
 
 
 @njit(**COMPILED)
-def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int) -> None:
-    """x [T, I] @ w[begin:end].T -> out[:, begin:end]. Last rows of zeros, such as padding is, cost
-    next to nothing."""
+def _multiply(
+    x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int, then: int
+) -> None:
+    """x [T, I] @ w[begin:end].T -> out[:, begin:end], while w[then:] is brought near. Last rows of
+    zeros, such as padding is, cost next to nothing."""
     tokens, inputs = x.shape
     line = x.strides[0]
     pieces = max(1, (inputs + _CHUNK - 1) // _CHUNK)
@@ -47,13 +49,17 @@ def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: in
         out[tokens, begin:end] = 0
     for first in range(0, tokens, _TALL):
         rows = min(_TALL, tokens - first)
+        first_lines = LANES // (1 + tiles_of(rows))
         for o in range(begin, end, WIDE):
             wide = min(WIDE, end - o)
-            ahead = w.ctypes.data + (o + WIDE) * line  # the next rows of w are one piece of memory
+            # The next rows of w, one piece of memory.
+            ahead = w.ctypes.data + (o + WIDE if o + WIDE < end else then) * line
             for i in range(0, inputs, chunk):
                 n = min(chunk, inputs - i)
                 if wide == WIDE and n % LANES == 0:
-                    pack(w.ctypes.data + o * line + 4 * i, line, n, columns.ctypes.data)
+                    place = w.ctypes.data + o * line + 4 * i
+                    pack(place, line, n, columns.ctypes.data, ahead, first_lines)
+                    ahead += n // LANES * first_lines * LINE
                 else:
                     _pack_few(w[o : o + wide, i : i + n], columns)
                 multiply(
@@ -67,8 +73,9 @@ def _multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: in
                     4 * WIDE,
                     i,
                     ahead,
+                    LANES - first_lines,
                 )
-                ahead += n * LINE
+                ahead += n // LANES * (LANES - first_lines) * LINE
             for t in range(rows):
                 for j in range(wide):
                     out[first + t, o + j] = sums[t, j]
@@ -84,10 +91,12 @@ def linear(address: int, part: int, parts: int) -> None:
     tokens, outputs, inputs = x_shape[0], w_shape[0], x_shape[1]
     begin = outputs * part // parts // WIDE * WIDE
     end = outputs if part + 1 == parts else outputs * (part + 1) // parts // WIDE * WIDE
+    then = outputs * (part + parts // ffi.PARTS) // parts // WIDE * WIDE  # this thread's next part
     _multiply(
         carray(x, (tokens, inputs), np.float32),
         carray(w, (outputs, inputs), np.float32),
         carray(out, (tokens, outputs), np.float32),
         begin,
         end,
+        then,
     )

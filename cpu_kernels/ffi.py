@@ -19,6 +19,7 @@ HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 
 PART = types.void(
     types.int64, types.int64, types.int64
 )  # a frame's address; which part of how many
+PARTS = 8  # of a call for each thread: none waits long for another
 
 # Words of XLA_FFI_CallFrame, and of XLA_FFI_Buffer.
 _EXTENSION, _API, _ARGUMENTS, _RESULTS, _FRAME_WORDS = 1, 2, 9, 14, 22

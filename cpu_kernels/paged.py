@@ -12,13 +12,14 @@ from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
 from cpu_kernels.atomics import COMPILED, float_of_bits, floats
-from cpu_kernels.tiles import LINE, TALLEST, WIDE, multiply, pack, tiles_of
+from cpu_kernels.tiles import LANES, TALLEST, WIDE, multiply, pack, tiles_of
 
 # Sums may be vectorised; NaN and infinity stay what they are.
 _FAST = {"reassoc", "contract", "nsz"}
 PIECE = 64  # keys of context that one turn takes
 TILE = 32  # query tokens of one sequence that take it together
-_MASKED = np.float32(-1e30)  # finite: what is less than every score
+_LEAST = np.float32(-1e30)  # finite: the top of no scores
+_UNSEEN = np.float32(-np.inf)
 
 _ONE, _LOWEST = np.float32(1), np.float32(-87)
 _LOG2E, _HALF = np.float32(1.44269504), np.float32(0.5)
@@ -37,17 +38,19 @@ _P3, _P4, _P5 = (
 
 @njit(fastmath={"contract"}, **COMPILED)
 def _exp(x: float) -> float:
-    """e ** x in float32 for x <= 0 (the polynomial is that of Cephes' expf), to be vectorised."""
-    x = _LOWEST if x < _LOWEST else x
-    n = np.int32(x * _LOG2E - _HALF)
-    r = x - np.float32(n) * _LN2_HIGH - np.float32(n) * _LN2_LOW
+    """e ** x in float32 for x <= 0, and 0 for less than -87 (the polynomial is that of Cephes'
+    expf), to be vectorised."""
+    y = _LOWEST if x < _LOWEST else x
+    n = np.int32(y * _LOG2E - _HALF)
+    r = y - np.float32(n) * _LN2_HIGH - np.float32(n) * _LN2_LOW
     p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5
-    return (p * r * r + r + _ONE) * float_of_bits(np.int32((n + 127) << 23))
+    power = (p * r * r + r + _ONE) * float_of_bits(np.int32((n + 127) << 23))
+    return np.float32(0) if x < _LOWEST else power
 
 
 @njit(fastmath=_FAST | {"nnan"}, **COMPILED)
 def _highest(scores: np.ndarray) -> float:
-    highest = _MASKED
+    highest = _LEAST
     for j in range(PIECE):
         highest = max(highest, scores[j])
     return highest
@@ -60,14 +63,15 @@ def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> 
     if softcap > 0:
         for j in range(begin, min(end, PIECE)):
             scores[j] = softcap * np.tanh(scores[j] / softcap)
-    for j in range(PIECE):
-        scores[j] = scores[j] if begin <= j < end else _MASKED
+    for j in range(min(begin, PIECE)):
+        scores[j] = _UNSEEN
+    for j in range(max(end, 0), PIECE):
+        scores[j] = _UNSEEN
     top = max(top, _highest(scores))
     total = np.float32(0)
     for j in range(PIECE):
-        weight = _exp(scores[j] - top) if begin <= j < end else np.float32(0)
-        scores[j] = weight
-        total += weight
+        scores[j] = _exp(scores[j] - top)
+        total += scores[j]
     return top, total
 
 
@@ -113,28 +117,35 @@ def _attend(
     near_at: int,  # [PIECE, D], its values
     weights: np.ndarray,  # [6, PIECE]
 ) -> None:
-    """What the rows see with one kv head: piece by piece, a tile of rows at a time."""
+    """What the rows see with one kv head: piece by piece, a tile of rows at a time.
+
+    As in FlashAttention-2 (Dao 2023, algorithm 1), with pieces that are packed once for all rows.
+    """
     size = pool[3]
     line = 4 * size  # bytes of a row
     weights_at, step = weights.ctypes.data, weights.strides[0]
     lowest, highest = max(0, positions[0] - window + 1), positions[rows - 1]
     for start in range(lowest // PIECE * PIECE, highest + 1, PIECE):
-        for key in range(max(start, lowest // WIDE * WIDE), min(start + PIECE, highest + 1), WIDE):
-            place, j = _place(pool, table, head, key), key - start
-            pack(keys_at + place, line, size, columns_at + j * line)
-            _copy(values_at + place, near_at + j * line, min(WIDE, highest + 1 - key) * size)
         # What comes next is brought near: a piece, or the first one of the next head.
         then, of = start + PIECE, head
         if then > highest:
             then, of = lowest // PIECE * PIECE, min(head + 1, pool[1] - 1)
-        row, left = 0, tiles_of(rows)
-        while left:
+        for key in range(max(start, lowest // WIDE * WIDE), min(start + PIECE, highest + 1), WIDE):
+            place, j = _place(pool, table, head, key), key - start
+            ahead = _place(pool, table, of, max(lowest, min(then + j, highest)))
+            pack(keys_at + place, line, size, columns_at + j * line, keys_at + ahead, LANES)
+            _copy(values_at + place, near_at + j * line, min(WIDE, highest + 1 - key) * size)
+        row = 0
+        for left in range(tiles_of(rows), 0, -1):
             tall = (rows - row + left - 1) // left
             # Of this piece, the tile sees begin : end.
             begin = max(0, positions[row] - window + 1 - start)
             end = min(PIECE, positions[row + tall - 1] + 1 - start)
+            if begin >= end:
+                row += tall
+                continue
             for j in range(begin // WIDE * WIDE, end, WIDE):
-                ahead = keys_at + _place(pool, table, of, max(lowest, min(then + j, highest)))
+                ahead = values_at + _place(pool, table, of, max(lowest, min(then + j, highest)))
                 multiply(
                     tall,
                     q_at + line * row,
@@ -146,8 +157,9 @@ def _attend(
                     step,
                     0,
                     ahead,
+                    LANES,
                 )
-            for r in range(row, row + tall if begin < end else row):
+            for r in range(row, row + tall):
                 top, total = _weigh(
                     weights_at + step * (r - row),
                     max(0, positions[r] - window + 1 - start),
@@ -157,11 +169,9 @@ def _attend(
                 )
                 decay = _exp(tops[r] - top)
                 tops[r], totals[r] = top, totals[r] * decay + total
-                _scale(sums_at + line * r, decay, size)
-            for d in range(0, size if begin < end else 0, WIDE):
-                ahead = d // WIDE * PIECE * LINE  # bytes of the piece
-                key, inside = ahead // (WIDE * line) * WIDE, ahead % (WIDE * line)
-                key = max(lowest, min(then + key, highest))
+                if decay != 1:
+                    _scale(sums_at + line * r, decay, size)
+            for d in range(0, size, WIDE):
                 multiply(
                     tall,
                     weights_at + 4 * begin,
@@ -172,10 +182,10 @@ def _attend(
                     sums_at + line * row + 4 * d,
                     line,
                     1,
-                    values_at + _place(pool, table, of, key) + inside,
+                    0,
+                    0,
                 )
             row += tall
-            left -= 1
 
 
 @njit(**COMPILED)
@@ -221,7 +231,7 @@ def _attend_part(
                     t, g = r // group, r % group
                     own_q[r] = q[first + t, k, g]
                     positions[r] = lens[s] - starts[s + 1] + first + t
-                    tops[r], totals[r] = _MASKED, 0
+                    tops[r], totals[r] = _LEAST, 0
                     if len(sinks):
                         tops[r], totals[r] = sinks[k, g], 1
                 sums[:rows] = 0

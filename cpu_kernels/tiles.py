@@ -1,8 +1,9 @@
 """The two steps that every product here is made of, in LLVM's own language.
 
-`pack` turns sixteen rows into columns; `tile` multiplies up to six rows with sixteen columns and
-keeps all their sums in registers, of which there are sixteen of eight floats (AVX2). A sum is one
-chain over its row: no compiler gives it another order, and no other row or column changes its bits.
+`pack` turns sixteen rows into columns; `multiply` takes rows times sixteen columns, in tiles of up
+to six rows whose sums all stay in registers, of which there are sixteen of eight floats (AVX2).
+A sum is one chain over its row: no compiler gives it another order, and no other row or column
+changes its bits.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ def _prefetch(b: Any, at: Any) -> None:
     b.call(function, [b.inttoptr(at, line), _N(0), _N(2), _N(1)])
 
 
+def _bring(b: Any, place: Any, lines: Any) -> None:
+    """Has lines brought near and the place moved on."""
+    with cgutils.for_range(b, lines):
+        _prefetch(b, b.load(place))
+        b.store(b.add(b.load(place), _I(LINE)), place)
+
+
 def _transposed(b: Any, rows: list[Any]) -> list[Any]:
     """Eight registers of eight: by ones, by twos, by fours."""
     ones = [
@@ -80,22 +88,28 @@ def _transposed(b: Any, rows: list[Any]) -> list[Any]:
 
 
 @intrinsic
-def _pack(typing: Any, rows: Any, step: Any, n: Any, columns: Any) -> Any:
-    """Rows [16, n], step bytes apart, to columns [n, 16]; n is a multiple of eight."""
+def _pack(typing: Any, rows: Any, step: Any, n: Any, columns: Any, ahead: Any, lines: Any) -> Any:
+    """Rows [16, n], step bytes apart, to columns [n, 16]; n is a multiple of eight.
+
+    Meanwhile brings near what lies ahead: for each eight of n so many lines.
+    """
 
     def make(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        rows, step, n, columns = args
+        rows, step, n, columns, ahead, lines = args
+        far = cgutils.alloca_once(b, _I)
+        b.store(ahead, far)
         places = [b.add(rows, b.mul(_I(r), step)) for r in range(WIDE)]
         size = b.mul(n, _I(_FLOAT))
         with cgutils.for_range_slice(b, _I(0), size, _I(_FLOAT * LANES), _I) as (at, _):
             to = b.add(columns, b.mul(at, _I(WIDE)))
+            _bring(b, far, lines)
             for half in (0, LANES):
                 block = [_load(b, b.add(place, at)) for place in places[half : half + LANES]]
                 for i, column in enumerate(_transposed(b, block)):
                     _store(b, column, b.add(to, _I(_FLOAT * (WIDE * i + half))))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), make
+    return types.void(*[types.int64] * 6), make
 
 
 def _tile(b: Any, rows: int, args: list[Any]) -> None:
@@ -122,9 +136,7 @@ def _tile(b: Any, rows: int, args: list[Any]) -> None:
     size = b.mul(n, _I(_FLOAT))
     whole = b.and_(size, _I(-_FLOAT * LANES))
     with cgutils.for_range_slice(b, _I(0), whole, _I(_FLOAT * LANES), _I) as (at, _):
-        with cgutils.for_range(b, lines):
-            _prefetch(b, b.load(far))
-            b.store(b.add(b.load(far), _I(LINE)), far)
+        _bring(b, far, lines)
         for i in range(LANES):
             take(b.add(at, _I(_FLOAT * i)))
     with cgutils.for_range_slice(b, whole, size, _I(_FLOAT), _I) as (at, _):
@@ -142,7 +154,7 @@ def _tile(b: Any, rows: int, args: list[Any]) -> None:
 
 
 @intrinsic
-def tile(
+def _tiles(
     typing: Any,
     rows: Any,
     x: Any,
@@ -176,13 +188,14 @@ def tiles_of(rows: int) -> int:
     return (rows + TALLEST - 1) // TALLEST
 
 
-_PACK = types.void(*[types.int64] * 4)
-_MULTIPLY = types.void(*[types.int64] * 10)
+_PACK = types.void(*[types.int64] * 6)
+_MULTIPLY = types.void(*[types.int64] * 11)
 
 
 @cfunc(_PACK, **COMPILED)
-def _pack_rows(rows: int, step: int, n: int, columns: int) -> None:
-    _pack(rows, step, n, columns)
+def _pack_rows(rows: int, step: int, n: int, columns: int, ahead: int, lines: int) -> None:
+    """`_pack`, as a C function."""
+    _pack(rows, step, n, columns, ahead, lines)
 
 
 @cfunc(_MULTIPLY, **COMPILED)
@@ -197,13 +210,25 @@ def _multiply(
     out_step: int,
     adds: int,
     ahead: int,
+    lines: int,
 ) -> None:
-    """`tile` for any number of rows, in tiles that are alike; brings near n lines or a few more."""
+    """x [R, n] @ columns [n, 16] -> out [R, 16] for any R, in tiles that are alike.
+
+    Args:
+        rows: R.
+        x: an address, as are columns, out and ahead; their rows are so many bytes apart:
+        x_step: those of x.
+        step: those of the columns.
+        out_step: those of out.
+        adds: not 0 to add to what is there.
+        ahead: what is brought near meanwhile:
+        lines: so many lines, or a few more, for each eight of n.
+    """
     tiles = tiles_of(rows)
-    lines = (LANES + tiles - 1) // tiles
+    lines = (lines + tiles - 1) // tiles
     for left in range(tiles, 0, -1):
         tall = (rows + left - 1) // left
-        tile(tall, x, x_step, columns, step, n, out, out_step, adds, ahead, lines)
+        _tiles(tall, x, x_step, columns, step, n, out, out_step, adds, ahead, lines)
         x += tall * x_step
         out += tall * out_step
         ahead += n // LANES * lines * LINE

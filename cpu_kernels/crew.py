@@ -16,8 +16,8 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import COMPILED, add, load, named, swap
 from cpu_kernels.dense import linear
+from cpu_kernels.machine import COMPILED, add, load, named, swap
 from cpu_kernels.paged import attend
 
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"  # the custom calls

@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import COMPILED
+from cpu_kernels.machine import COMPILED
 from cpu_kernels.tiles import LANES, LINE, WIDE, multiply, pack, tiles_of
 
 _CHUNK = 320  # inputs at most that a chain takes; their columns stay in the first cache
@@ -34,13 +34,11 @@ def _pack_few(rows: np.ndarray, columns: np.ndarray) -> None:
 
 
 @njit(**COMPILED)
-def _multiply(
-    x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int, then: int
-) -> None:
-    """x [T, I] @ w[begin:end].T -> out[:, begin:end], while w[then:] is brought near. Last rows of
+def _linear(x: np.ndarray, w: np.ndarray, out: np.ndarray, begin: int, end: int, then: int) -> None:
+    """x [T, I] @ w[begin:end].T -> out[:, begin:end], while w[then:] is prefetched. Last rows of
     zeros, such as padding is, cost next to nothing."""
     tokens, inputs = x.shape
-    line = x.strides[0]
+    row_bytes = x.strides[0]
     pieces = max(1, (inputs + _CHUNK - 1) // _CHUNK)
     chunk = (inputs + pieces * LANES - 1) // (pieces * LANES) * LANES  # alike, whole registers
     columns, sums = np.empty((_CHUNK, WIDE), np.float32), np.empty((_TALL, WIDE), np.float32)
@@ -49,23 +47,25 @@ def _multiply(
         out[tokens, begin:end] = 0
     for first in range(0, tokens, _TALL):
         rows = min(_TALL, tokens - first)
-        first_lines = LANES // (1 + tiles_of(rows))
+        # For each eight inputs, eight lines of the next rows of w are prefetched, some of them
+        # while packing, which takes about as long as a tile.
+        pack_lines = LANES // (1 + tiles_of(rows))
         for o in range(begin, end, WIDE):
             wide = min(WIDE, end - o)
             # The next rows of w, one piece of memory.
-            ahead = w.ctypes.data + (o + WIDE if o + WIDE < end else then) * line
+            ahead = w.ctypes.data + (o + WIDE if o + WIDE < end else then) * row_bytes
             for i in range(0, inputs, chunk):
                 n = min(chunk, inputs - i)
                 if wide == WIDE and n % LANES == 0:
-                    place = w.ctypes.data + o * line + 4 * i
-                    pack(place, line, n, columns.ctypes.data, ahead, first_lines)
-                    ahead += n // LANES * first_lines * LINE
+                    place = w.ctypes.data + o * row_bytes + 4 * i
+                    pack(place, row_bytes, n, columns.ctypes.data, ahead, pack_lines)
+                    ahead += n // LANES * pack_lines * LINE
                 else:
                     _pack_few(w[o : o + wide, i : i + n], columns)
                 multiply(
                     rows,
-                    x.ctypes.data + first * line + 4 * i,
-                    line,
+                    x.ctypes.data + first * row_bytes + 4 * i,
+                    row_bytes,
                     columns.ctypes.data,
                     4 * WIDE,
                     n,
@@ -73,9 +73,9 @@ def _multiply(
                     4 * WIDE,
                     i,
                     ahead,
-                    LANES - first_lines,
+                    LANES - pack_lines,
                 )
-                ahead += n // LANES * (LANES - first_lines) * LINE
+                ahead += n // LANES * (LANES - pack_lines) * LINE
             for t in range(rows):
                 for j in range(wide):
                     out[first + t, o + j] = sums[t, j]
@@ -91,8 +91,9 @@ def linear(address: int, part: int, parts: int) -> None:
     tokens, outputs, inputs = x_shape[0], w_shape[0], x_shape[1]
     begin = outputs * part // parts // WIDE * WIDE
     end = outputs if part + 1 == parts else outputs * (part + 1) // parts // WIDE * WIDE
-    then = outputs * (part + parts // ffi.PARTS) // parts // WIDE * WIDE  # this thread's next part
-    _multiply(
+    # This thread's next part, if all threads are equally fast.
+    then = outputs * (part + max(1, parts // ffi.PARTS)) // parts // WIDE * WIDE
+    _linear(
         carray(x, (tokens, inputs), np.float32),
         carray(w, (outputs, inputs), np.float32),
         carray(out, (tokens, outputs), np.float32),

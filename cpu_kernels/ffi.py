@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from numba import njit, types
 
-from cpu_kernels.atomics import COMPILED, pointer, words
+from cpu_kernels.machine import COMPILED, pointer, words
 
 HANDLER = types.int64(types.int64)  # a handler's signature: a frame's address; 0 is no error
 PART = types.void(

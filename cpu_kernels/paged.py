@@ -11,14 +11,14 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.atomics import COMPILED, float_of_bits, floats
+from cpu_kernels.machine import COMPILED, float_of_bits, floats
 from cpu_kernels.tiles import LANES, TALLEST, WIDE, multiply, pack, tiles_of
 
 # Sums may be vectorised; NaN and infinity stay what they are.
 _FAST = {"reassoc", "contract", "nsz"}
-PIECE = 64  # keys of context that one turn takes
-TILE = 32  # query tokens of one sequence that take it together
-_LEAST = np.float32(-1e30)  # finite: the top of no scores
+_PIECE = 64  # keys of context that one turn takes
+_QUERY_TOKENS = 32  # query tokens of one sequence that take it together
+_LEAST = np.float32(-1e30)  # finite, and less than any score: the top of none
 _UNSEEN = np.float32(-np.inf)
 
 _ONE, _LOWEST = np.float32(1), np.float32(-87)
@@ -51,25 +51,25 @@ def _exp(x: float) -> float:
 @njit(fastmath=_FAST | {"nnan"}, **COMPILED)
 def _highest(scores: np.ndarray) -> float:
     highest = _LEAST
-    for j in range(PIECE):
+    for j in range(_PIECE):
         highest = max(highest, scores[j])
     return highest
 
 
 @njit(fastmath=_FAST, **COMPILED)
 def _weigh(scores_at: int, begin: int, end: int, softcap: float, top: float) -> tuple[float, float]:
-    """Scores [PIECE] become weights, 0 but in begin : end; the new top, and the weights' sum."""
-    scores = floats(scores_at, PIECE)
+    """Scores [_PIECE] become weights, 0 but in begin : end; the new top, and the weights' sum."""
+    scores = floats(scores_at, _PIECE)
     if softcap > 0:
-        for j in range(begin, min(end, PIECE)):
+        for j in range(begin, min(end, _PIECE)):
             scores[j] = softcap * np.tanh(scores[j] / softcap)
-    for j in range(min(begin, PIECE)):
+    for j in range(min(begin, _PIECE)):
         scores[j] = _UNSEEN
-    for j in range(max(end, 0), PIECE):
+    for j in range(max(end, 0), _PIECE):
         scores[j] = _UNSEEN
     top = max(top, _highest(scores))
     total = np.float32(0)
-    for j in range(PIECE):
+    for j in range(_PIECE):
         scores[j] = _exp(scores[j] - top)
         total += scores[j]
     return top, total
@@ -113,34 +113,37 @@ def _attend(
     tops: np.ndarray,  # [R], and the next two: the softmax so far
     totals: np.ndarray,  # [R]
     sums_at: int,  # [R, D]
-    columns_at: int,  # [PIECE / 16, D, 16], the piece's keys
-    near_at: int,  # [PIECE, D], its values
-    weights: np.ndarray,  # [6, PIECE]
+    columns_at: int,  # [_PIECE / 16, D, 16], the piece's keys
+    near_at: int,  # [_PIECE, D], its values in one piece of memory
+    weights: np.ndarray,  # [6, _PIECE]
 ) -> None:
     """What the rows see with one kv head: piece by piece, a tile of rows at a time.
 
     As in FlashAttention-2 (Dao 2023, algorithm 1), with pieces that are packed once for all rows.
     """
     size = pool[3]
-    line = 4 * size  # bytes of a row
+    row_bytes = 4 * size  # bytes of a row
     weights_at, step = weights.ctypes.data, weights.strides[0]
     lowest, highest = max(0, positions[0] - window + 1), positions[rows - 1]
-    for start in range(lowest // PIECE * PIECE, highest + 1, PIECE):
-        # What comes next is brought near: a piece, or the first one of the next head.
-        then, of = start + PIECE, head
+    for start in range(lowest // _PIECE * _PIECE, highest + 1, _PIECE):
+        # What comes next is prefetched: a piece, or the first one of the next head, if any.
+        then, of = start + _PIECE, head
         if then > highest:
-            then, of = lowest // PIECE * PIECE, min(head + 1, pool[1] - 1)
-        for key in range(max(start, lowest // WIDE * WIDE), min(start + PIECE, highest + 1), WIDE):
+            then, of = lowest // _PIECE * _PIECE, min(head + 1, pool[1] - 1)
+        for key in range(max(start, lowest // WIDE * WIDE), min(start + _PIECE, highest + 1), WIDE):
             place, j = _place(pool, table, head, key), key - start
             ahead = _place(pool, table, of, max(lowest, min(then + j, highest)))
-            pack(keys_at + place, line, size, columns_at + j * line, keys_at + ahead, LANES)
-            _copy(values_at + place, near_at + j * line, min(WIDE, highest + 1 - key) * size)
+            pack(
+                keys_at + place, row_bytes, size, columns_at + j * row_bytes, keys_at + ahead, LANES
+            )
+            _copy(values_at + place, near_at + j * row_bytes, min(WIDE, highest + 1 - key) * size)
         row = 0
         for left in range(tiles_of(rows), 0, -1):
             tall = (rows - row + left - 1) // left
-            # Of this piece, the tile sees begin : end.
+            # Of this piece, begin : end is what the tile sees. A row that doesn't see all of it has
+            # weights of 0 there, for values that are finite.
             begin = max(0, positions[row] - window + 1 - start)
-            end = min(PIECE, positions[row + tall - 1] + 1 - start)
+            end = min(_PIECE, positions[row + tall - 1] + 1 - start)
             if begin >= end:
                 row += tall
                 continue
@@ -148,16 +151,16 @@ def _attend(
                 ahead = values_at + _place(pool, table, of, max(lowest, min(then + j, highest)))
                 multiply(
                     tall,
-                    q_at + line * row,
-                    line,
-                    columns_at + j * line,
+                    q_at + row_bytes * row,
+                    row_bytes,
+                    columns_at + j * row_bytes,
                     4 * WIDE,
                     size,
                     weights_at + 4 * j,
                     step,
                     0,
                     ahead,
-                    LANES,
+                    LANES if row == 0 else 0,
                 )
             for r in range(row, row + tall):
                 top, total = _weigh(
@@ -170,17 +173,17 @@ def _attend(
                 decay = _exp(tops[r] - top)
                 tops[r], totals[r] = top, totals[r] * decay + total
                 if decay != 1:
-                    _scale(sums_at + line * r, decay, size)
+                    _scale(sums_at + row_bytes * r, decay, size)
             for d in range(0, size, WIDE):
                 multiply(
                     tall,
                     weights_at + 4 * begin,
                     step,
-                    near_at + begin * line + 4 * d,
-                    line,
+                    near_at + begin * row_bytes + 4 * d,
+                    row_bytes,
                     end - begin,
-                    sums_at + line * row + 4 * d,
-                    line,
+                    sums_at + row_bytes * row + 4 * d,
+                    row_bytes,
                     1,
                     0,
                     0,
@@ -208,21 +211,22 @@ def _attend_part(
         out[starts[-1] :] = 0
     whole = 0
     for s in range(len(lens)):
-        whole += (starts[s + 1] - starts[s]) * lens[s]
-    tall = TILE * group
+        whole += (starts[s + 1] - starts[s]) * max(lens[s], 1)
+    tall = _QUERY_TOKENS * group
     own_q, sums = np.empty((tall, size), np.float32), np.empty((tall, size), np.float32)
     tops, totals = np.empty(tall, np.float32), np.empty(tall, np.float32)
     positions = np.empty(tall, np.int64)
-    columns, near = np.empty((PIECE, size), np.float32), np.empty((PIECE, size), np.float32)
-    weights = np.empty((TALLEST, PIECE), np.float32)
+    columns = np.empty((_PIECE // WIDE, size, WIDE), np.float32)
+    near = np.empty((_PIECE, size), np.float32)
+    weights = np.empty((TALLEST, _PIECE), np.float32)
     before = 0
     for s in range(len(lens)):
-        for first in range(starts[s], starts[s + 1], TILE):
-            tokens = min(TILE, starts[s + 1] - first)
+        for first in range(starts[s], starts[s + 1], _QUERY_TOKENS):
+            tokens = min(_QUERY_TOKENS, starts[s + 1] - first)
             rows = tokens * group
             for k in range(kv_heads):
                 # Whoever's share of all work the middle of this lies in does it.
-                cost = tokens * lens[s]
+                cost = tokens * max(lens[s], 1)
                 middle = 2 * before + cost
                 before += cost
                 if middle * parts // (2 * whole * kv_heads) != part:

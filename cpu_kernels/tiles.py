@@ -15,7 +15,7 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cpu_kernels.atomics import COMPILED, named
+from cpu_kernels.machine import COMPILED, named
 
 LANES = 8  # floats of a register
 WIDE = 2 * LANES  # columns of a tile
@@ -23,8 +23,8 @@ TALLEST = 6  # rows of a tile: 12 registers of sums, 2 of columns, one of a row
 LINE = 64  # bytes
 _FLOAT = 4
 
-_F, _I, _N = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_V = ir.VectorType(_F, LANES)
+_F32, _I64, _I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_V = ir.VectorType(_F32, LANES)
 _ZERO = ir.Constant(_V, [0.0] * LANES)
 
 
@@ -36,52 +36,52 @@ def _store(b: Any, value: Any, at: Any) -> None:
     b.store(value, b.inttoptr(at, _V.as_pointer()), align=_FLOAT)
 
 
-def _pick(b: Any, x: Any, y: Any, lanes: list[int]) -> Any:
+def _shuffle(b: Any, x: Any, y: Any, lanes: list[int]) -> Any:
     """Lanes of x (0 to 7) and of y (8 to 15)."""
-    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_N, LANES), lanes))
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, LANES), lanes))
 
 
-def _everywhere(b: Any, value: Any) -> Any:
+def _broadcast(b: Any, value: Any) -> Any:
     """A register of one float."""
-    lone = b.insert_element(ir.Constant(_V, ir.Undefined), value, _N(0))
-    return _pick(b, lone, lone, [0] * LANES)
+    lone = b.insert_element(ir.Constant(_V, ir.Undefined), value, _I32(0))
+    return _shuffle(b, lone, lone, [0] * LANES)
 
 
-def _fused(b: Any, x: Any, y: Any, z: Any) -> Any:
+def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once where the machine can."""
     kind = ir.FunctionType(_V, [_V, _V, _V])
     return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.fmuladd.v8f32"), [x, y, z])
 
 
 def _prefetch(b: Any, at: Any) -> None:
-    """Has a line brought into the second cache; any address will do."""
+    """Brings a line into the second cache; any address will do."""
     line = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [line, _N, _N, _N])
+    kind = ir.FunctionType(ir.VoidType(), [line, _I32, _I32, _I32])
     function = b.module.declare_intrinsic("llvm.prefetch", [line], kind)
-    b.call(function, [b.inttoptr(at, line), _N(0), _N(2), _N(1)])
+    b.call(function, [b.inttoptr(at, line), _I32(0), _I32(2), _I32(1)])
 
 
-def _bring(b: Any, place: Any, lines: Any) -> None:
-    """Has lines brought near and the place moved on."""
+def _prefetch_lines(b: Any, place: Any, lines: Any) -> None:
+    """Prefetches lines from a place on, and moves it on."""
     with cgutils.for_range(b, lines):
         _prefetch(b, b.load(place))
-        b.store(b.add(b.load(place), _I(LINE)), place)
+        b.store(b.add(b.load(place), _I64(LINE)), place)
 
 
 def _transposed(b: Any, rows: list[Any]) -> list[Any]:
     """Eight registers of eight: by ones, by twos, by fours."""
     ones = [
-        _pick(b, rows[i], rows[i + 1], lanes)
+        _shuffle(b, rows[i], rows[i + 1], lanes)
         for i in (0, 2, 4, 6)
         for lanes in ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
     ]
     twos = [
-        _pick(b, ones[i], ones[i + 2], lanes)
+        _shuffle(b, ones[i], ones[i + 2], lanes)
         for i in (0, 1, 4, 5)
         for lanes in ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
     ]
     return [
-        _pick(b, twos[i], twos[i + 4], lanes)
+        _shuffle(b, twos[i], twos[i + 4], lanes)
         for lanes in ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
         for i in range(4)
     ]
@@ -91,22 +91,22 @@ def _transposed(b: Any, rows: list[Any]) -> list[Any]:
 def _pack(typing: Any, rows: Any, step: Any, n: Any, columns: Any, ahead: Any, lines: Any) -> Any:
     """Rows [16, n], step bytes apart, to columns [n, 16]; n is a multiple of eight.
 
-    Meanwhile brings near what lies ahead: for each eight of n so many lines.
+    Meanwhile prefetches so many lines from ahead on for each eight of n.
     """
 
     def make(context: Any, b: Any, signature: Any, args: Any) -> Any:
         rows, step, n, columns, ahead, lines = args
-        far = cgutils.alloca_once(b, _I)
+        far = cgutils.alloca_once(b, _I64)
         b.store(ahead, far)
-        places = [b.add(rows, b.mul(_I(r), step)) for r in range(WIDE)]
-        size = b.mul(n, _I(_FLOAT))
-        with cgutils.for_range_slice(b, _I(0), size, _I(_FLOAT * LANES), _I) as (at, _):
-            to = b.add(columns, b.mul(at, _I(WIDE)))
-            _bring(b, far, lines)
+        places = [b.add(rows, b.mul(_I64(r), step)) for r in range(WIDE)]
+        size = b.mul(n, _I64(_FLOAT))
+        with cgutils.for_range_slice(b, _I64(0), size, _I64(_FLOAT * LANES), _I64) as (at, _):
+            to = b.add(columns, b.mul(at, _I64(WIDE)))
+            _prefetch_lines(b, far, lines)
             for half in (0, LANES):
                 block = [_load(b, b.add(place, at)) for place in places[half : half + LANES]]
                 for i, column in enumerate(_transposed(b, block)):
-                    _store(b, column, b.add(to, _I(_FLOAT * (WIDE * i + half))))
+                    _store(b, column, b.add(to, _I64(_FLOAT * (WIDE * i + half))))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), make
@@ -114,39 +114,39 @@ def _pack(typing: Any, rows: Any, step: Any, n: Any, columns: Any, ahead: Any, l
 
 def _tile(b: Any, rows: int, args: list[Any]) -> None:
     x, x_step, columns, step, n, out, out_step, adds, ahead, lines = args
-    starts = [b.add(x, b.mul(_I(r), x_step)) for r in range(rows)]
+    starts = [b.add(x, b.mul(_I64(r), x_step)) for r in range(rows)]
     sums = [[cgutils.alloca_once(b, _V) for _ in range(2)] for _ in range(rows)]
     for total in (total for row in sums for total in row):
         b.store(_ZERO, total)
-    here, far = (cgutils.alloca_once(b, _I) for _ in range(2))
+    here, far = (cgutils.alloca_once(b, _I64) for _ in range(2))
     b.store(columns, here)
     b.store(ahead, far)
 
     def take(at: Any) -> None:
         """A row of the columns, and what of x it is multiplied with."""
         place = b.load(here)
-        halves = [_load(b, place), _load(b, b.add(place, _I(_FLOAT * LANES)))]
+        halves = [_load(b, place), _load(b, b.add(place, _I64(_FLOAT * LANES)))]
         b.store(b.add(place, step), here)
         for start, row in zip(starts, sums, strict=True):
-            factor = _everywhere(b, _load(b, b.add(start, at), _F))
+            factor = _broadcast(b, _load(b, b.add(start, at), _F32))
             for half, total in zip(halves, row, strict=True):
-                b.store(_fused(b, factor, half, b.load(total)), total)
+                b.store(_fma(b, factor, half, b.load(total)), total)
 
     # Eight at a time: the fewer other instructions, the better where two threads share a core.
-    size = b.mul(n, _I(_FLOAT))
-    whole = b.and_(size, _I(-_FLOAT * LANES))
-    with cgutils.for_range_slice(b, _I(0), whole, _I(_FLOAT * LANES), _I) as (at, _):
-        _bring(b, far, lines)
+    size = b.mul(n, _I64(_FLOAT))
+    whole = b.and_(size, _I64(-_FLOAT * LANES))
+    with cgutils.for_range_slice(b, _I64(0), whole, _I64(_FLOAT * LANES), _I64) as (at, _):
+        _prefetch_lines(b, far, lines)
         for i in range(LANES):
-            take(b.add(at, _I(_FLOAT * i)))
-    with cgutils.for_range_slice(b, whole, size, _I(_FLOAT), _I) as (at, _):
+            take(b.add(at, _I64(_FLOAT * i)))
+    with cgutils.for_range_slice(b, whole, size, _I64(_FLOAT), _I64) as (at, _):
         take(at)
     places = [
-        [b.add(b.add(out, b.mul(_I(r), out_step)), _I(_FLOAT * LANES * i)) for i in range(2)]
+        [b.add(b.add(out, b.mul(_I64(r), out_step)), _I64(_FLOAT * LANES * i)) for i in range(2)]
         for r in range(rows)
     ]
     all_of = [pair for r in range(rows) for pair in zip(sums[r], places[r], strict=True)]
-    with b.if_then(b.icmp_signed("!=", adds, _I(0))):
+    with b.if_then(b.icmp_signed("!=", adds, _I64(0))):
         for total, to in all_of:
             b.store(b.fadd(_load(b, to), b.load(total)), total)
     for total, to in all_of:
@@ -170,12 +170,12 @@ def _tiles(
 ) -> Any:
     """x [R, n] @ columns [n, 16] -> out [R, 16], or added to it; R is 1 to 6, steps are in bytes.
 
-    Meanwhile brings near what lies ahead: for each eight of n so many lines.
+    Meanwhile prefetches so many lines from ahead on for each eight of n.
     """
 
     def make(context: Any, b: Any, signature: Any, args: Any) -> Any:
         for count in range(1, TALLEST + 1):
-            with b.if_then(b.icmp_signed("==", args[0], _I(count))):
+            with b.if_then(b.icmp_signed("==", args[0], _I64(count))):
                 _tile(b, count, args[1:])
         return context.get_dummy_value()
 
@@ -216,22 +216,25 @@ def _multiply(
 
     Args:
         rows: R.
-        x: an address, as are columns, out and ahead; their rows are so many bytes apart:
-        x_step: those of x.
-        step: those of the columns.
-        out_step: those of out.
-        adds: not 0 to add to what is there.
-        ahead: what is brought near meanwhile:
-        lines: so many lines, or a few more, for each eight of n.
+        x: address of x.
+        x_step: bytes from a row of x to the next.
+        columns: address of the columns.
+        step: bytes from a row of the columns to the next.
+        n: numbers in a row of x.
+        out: address of out.
+        out_step: bytes from a row of out to the next.
+        adds: 0 to write out, anything else to add to it.
+        ahead: address from which on lines are prefetched meanwhile.
+        lines: how many, for each eight of n.
     """
     tiles = tiles_of(rows)
-    lines = (lines + tiles - 1) // tiles
-    for left in range(tiles, 0, -1):
-        tall = (rows + left - 1) // left
-        _tiles(tall, x, x_step, columns, step, n, out, out_step, adds, ahead, lines)
+    for t in range(tiles):
+        tall = (rows + tiles - t - 1) // (tiles - t)
+        share = lines * (t + 1) // tiles - lines * t // tiles
+        _tiles(tall, x, x_step, columns, step, n, out, out_step, adds, ahead, share)
         x += tall * x_step
         out += tall * out_step
-        ahead += n // LANES * lines * LINE
+        ahead += n // LANES * share * LINE
         rows -= tall
 
 

@@ -94,3 +94,9 @@ def test_machine_code_is_kept_where_there_is_room(
 def test_other_types_are_refused() -> None:
     with pytest.raises(ValueError, match="must be float32"):
         LINEAR(jnp.zeros((2, 4), jnp.bfloat16), jnp.zeros((3, 4)))
+
+
+def test_other_shapes_are_refused() -> None:
+    for x, w in (((2, 64), (3, 32)), ((64,), (3, 64))):
+        with pytest.raises(ValueError, match=r"w \[O, I\]"):
+            LINEAR(jnp.zeros(x), jnp.zeros(w))

@@ -55,26 +55,26 @@ def load(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), make
 
 
-@intrinsic
-def swap(typing: Any, address: Any, value: Any) -> Any:
-    """Writes a word; what it was."""
+def _changed(operation: str) -> tuple[Any, Any]:
+    """What an intrinsic is that changes a word that other threads write, and gives what it was."""
 
     def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.inttoptr(args[0], _WORD.as_pointer())
-        return builder.atomic_rmw("xchg", word, args[1], "seq_cst")
+        return builder.atomic_rmw(operation, word, args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), make
+
+
+@intrinsic
+def swap(typing: Any, address: Any, value: Any) -> Any:
+    """Writes a word; what it was."""
+    return _changed("xchg")
 
 
 @intrinsic
 def add(typing: Any, address: Any, value: Any) -> Any:
     """Adds to a word; what it was."""
-
-    def make(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = builder.inttoptr(args[0], _WORD.as_pointer())
-        return builder.atomic_rmw("add", word, args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), make
+    return _changed("add")
 
 
 @intrinsic

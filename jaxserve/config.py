@@ -38,7 +38,7 @@ class EngineConfig:
         max_model_len: most tokens of prompt and output together; None takes the model's own.
         max_num_seqs: most sequences that run at once; None is 256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: token budget of a step; None is 8,192 on a GPU, 512 on a CPU.
-        block_size: tokens a KV block holds; on a CPU, less than 16 are read at half the speed.
+        block_size: tokens a KV block holds; on a CPU, 8 are read by XLA, slower.
         kv_cache_memory: bytes of the KV pool; None is 1 GiB on a CPU, and on a GPU what
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.

@@ -43,7 +43,7 @@ from bench import weights
 from bench.peers.rates import Generate, Job, OnToken, measure
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
-from jaxserve.engine.handle import StepHandle
+from jaxserve.engine.device.pending_step import PendingStep
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
@@ -102,9 +102,9 @@ class HostClock:
     def __init__(self, llm: LLM) -> None:
         self.turns: list[float] = []
         self._waited = 0.0
-        core, wait = llm.core, StepHandle.wait
+        core, wait = llm.core, PendingStep.wait
 
-        def timed_wait(handle: StepHandle) -> Any:
+        def timed_wait(handle: PendingStep) -> Any:
             begin = time.perf_counter()
             jax.block_until_ready(handle.output.ids)
             self._waited += time.perf_counter() - begin
@@ -118,7 +118,7 @@ class HostClock:
 
         step = core.step
         core.step = timed_step  # type: ignore[method-assign]
-        StepHandle.wait = timed_wait  # type: ignore[method-assign]
+        PendingStep.wait = timed_wait  # type: ignore[method-assign]
 
 
 def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float]:
@@ -128,7 +128,7 @@ def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     batch = prompts(running, 16, 256)
     for i, prompt in enumerate(batch):
-        llm.core.submit(llm._intake.submission(f"{name}{i}", prompt, params))
+        llm.core.submit(llm._validator.submission(f"{name}{i}", prompt, params))
     while llm.core.stats.waiting or not clock.turns:
         llm.core.step()
     clock.turns.clear()
@@ -157,7 +157,7 @@ def ours(llm: LLM) -> Generate:
     def generate(work: list[list[int]], answers: list[int], on_token: OnToken) -> None:
         for row, (prompt, answer) in enumerate(zip(work, answers, strict=True)):
             params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-            llm.core.submit(llm._intake.submission(str(row), prompt, params))
+            llm.core.submit(llm._validator.submission(str(row), prompt, params))
         while llm.core.has_work:
             for output in llm.core.step():
                 for _ in output.token_ids:

@@ -1,6 +1,7 @@
 """An engine process that computes nothing: every token is there at once.
 
-Speaks the engine's real protocol in the place of jaxserve.engine.process, so that a benchmark sees
+Speaks the engine's real protocol in the place of
+jaxserve.engine.core.engine_process, so that a benchmark sees
 the front end alone. Each token is "~" (the model's tokenizer must have it). Environment:
 
     FAKE_STEPS_PER_S  steps a second, each one token of each request; 0 is as fast as it can
@@ -21,8 +22,8 @@ from pathlib import Path
 import zmq
 
 import checkpoints
-from jaxserve.engine import messages
-from jaxserve.engine.outboxes import Outboxes
+from jaxserve.engine.core import protocol
+from jaxserve.engine.core.client_sockets import ClientSockets
 from jaxserve.text.tokenizer import load_tokenizer
 from scheduler import SchedulerStats
 
@@ -32,7 +33,7 @@ MAX_MODEL_LEN = 8192
 class FakeEngine:
     """Args: steps_per_s: 0 for no limit."""
 
-    def __init__(self, inbox: zmq.Socket, outboxes: Outboxes, steps_per_s: float) -> None:
+    def __init__(self, inbox: zmq.Socket, outboxes: ClientSockets, steps_per_s: float) -> None:
         self._inbox, self._outboxes = inbox, outboxes
         self._period = 1.0 / steps_per_s if steps_per_s else 0.0
         self._left: dict[str, tuple[int, int]] = {}  # tokens to come of each choice, choices
@@ -42,20 +43,20 @@ class FakeEngine:
     def run(self) -> None:
         start = self._receive(wait=True)
         path = checkpoints.pull(start.config.model)
-        fetched = messages.Fetched(str(path))
+        fetched = protocol.Fetched(str(path))
         self._outboxes.send(fetched)
         tokenizer = load_tokenizer(path)
         self._token = tokenizer.backend.token_to_id("~")
-        ready = messages.Ready(
+        ready = protocol.Ready(
             MAX_MODEL_LEN, tokenizer.num_ids, 64, 10_000, 0.0, 0.0, "", self._stats()
         )
         self._outboxes.send(ready)
         due = time.monotonic()
         while True:
             while (message := self._receive(wait=not self._left)) is not None:
-                if isinstance(message, messages.Shutdown):
+                if isinstance(message, protocol.Shutdown):
                     return
-                if isinstance(message, messages.Attach):
+                if isinstance(message, protocol.Attach):
                     self._outboxes.add(message.client)
                     self._outboxes.send(fetched, message.client)
                     self._outboxes.send(ready, message.client)
@@ -68,11 +69,11 @@ class FakeEngine:
                 time.sleep(due - now)
             self._step()
 
-    def _take(self, message: messages.ToEngine) -> None:
-        if isinstance(message, messages.Submit):
+    def _take(self, message: protocol.ToEngine) -> None:
+        if isinstance(message, protocol.Submit):
             self._left[message.request_id] = (message.params.max_tokens or 1, message.params.n)
             self.sent[message.request_id] = []
-        elif isinstance(message, messages.Abort) and message.request_id in self._left:
+        elif isinstance(message, protocol.Abort) and message.request_id in self._left:
             del self._left[message.request_id]
             self.aborted[message.request_id] = time.monotonic()
 
@@ -83,7 +84,7 @@ class FakeEngine:
             left, n = self._left[request_id]
             reason = "length" if left == 1 else None
             outputs += [
-                messages.Output(request_id, [self._token], reason, index=i) for i in range(n)
+                protocol.Output(request_id, [self._token], reason, index=i) for i in range(n)
             ]
             if left == 1:
                 del self._left[request_id]
@@ -94,16 +95,16 @@ class FakeEngine:
             self.sent[request_id].append(now)
         self._outboxes.tell(outputs, self._stats())
 
-    def _stats(self) -> messages.EngineStats:
+    def _stats(self) -> protocol.EngineStats:
         running = len(self._left)
-        return messages.EngineStats(
+        return protocol.EngineStats(
             SchedulerStats(running, 0, 0, 9_999, running, 9_999 - running, 0, 0, 0, 0, 0, 0)
         )
 
-    def _receive(self, wait: bool) -> messages.ToEngine | None:
+    def _receive(self, wait: bool) -> protocol.ToEngine | None:
         if not wait and not self._inbox.poll(0):
             return None
-        return messages.decode_to_engine(self._inbox.recv())
+        return protocol.decode_to_engine(self._inbox.recv())
 
 
 def _end_with(parent: int) -> None:
@@ -123,8 +124,8 @@ def main(folder: str, parent: str) -> None:
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
-    inbox.bind(messages.to_engine(folder))
-    outboxes = Outboxes(context, Path(folder))
+    inbox.bind(protocol.to_engine(folder))
+    outboxes = ClientSockets(context, Path(folder))
     engine = FakeEngine(inbox, outboxes, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
     engine.run()
     if log := os.environ.get("FAKE_LOG"):

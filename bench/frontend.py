@@ -124,7 +124,7 @@ def serve(workers: int, cores: list[int]) -> None:
     from functools import partial
 
     from jaxserve.config import EngineConfig, ServerConfig
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
     from jaxserve.server import lifecycle
 
     EngineClient.start = partial(EngineClient.start, module="bench.fake_engine")  # type: ignore[method-assign]

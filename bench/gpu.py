@@ -23,7 +23,7 @@ import jax
 
 from bench import gpu_kernels, gpu_model, sampling
 from jaxserve.config import EngineConfig
-from jaxserve.engine.machine import prepare_gpu
+from jaxserve.engine.startup.device_info import prepare_gpu
 
 PARTS = ("kernels", "model", "sampler")
 

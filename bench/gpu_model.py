@@ -20,11 +20,11 @@ from flax import nnx
 from bench.llama import llama_8b, toy_llama
 from checkpoints.base import Checkpoint, Shapes
 from jaxserve.config import MIB, EngineConfig
-from jaxserve.engine import startup
-from jaxserve.engine.buckets import Bucket, BucketTable
-from jaxserve.engine.core import EngineCore
-from jaxserve.engine.loader import ModelOutline, outline
-from jaxserve.engine.messages import Submit
+from jaxserve.engine.core.engine_core import EngineCore
+from jaxserve.engine.core.protocol import Submit
+from jaxserve.engine.device.buckets import Bucket, BucketTable
+from jaxserve.engine.startup import start
+from jaxserve.engine.startup.loader import ModelOutline, outline
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.params import SamplingParams
 
@@ -101,15 +101,13 @@ class ModelBench:
             kv_cache_memory=load.kv_cache_memory,
             enable_prefix_caching=False,
         )
-        dtype = jnp.dtype(startup.Machine.here().dtype(config))
+        dtype = jnp.dtype(start.Machine.here().dtype(config))
         self.model = outline(load.model, dtype, config.max_model_len)
         table = BucketTable(tuple(Bucket(n, n) for n in load.batches), (Bucket(load.prompt, most),))
         tokenizer = SimpleNamespace(num_ids=load.model.vocab_size)
         with (
-            mock.patch.object(
-                startup, "open_checkpoint", return_value=RandomCheckpoint(self.model)
-            ),
-            mock.patch.object(startup.BucketTable, "build", return_value=table),
+            mock.patch.object(start, "open_checkpoint", return_value=RandomCheckpoint(self.model)),
+            mock.patch.object(start.BucketTable, "build", return_value=table),
         ):
             self.core = EngineCore(config, RandomCheckpoint.path, cast(Any, tokenizer))
         self._runner = self.core._runner

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 from checkpoints import open_checkpoint
 from checkpoints.weight_map import sources
-from jaxserve.engine.loader import load_model
+from jaxserve.engine.startup.loader import load_model
 from jaxserve.models.registry import config_from_hf
 
 HIDDEN, FFN, LAYER_BYTES = 2048, 8192, 2 * (2048 * 2048 * 4 + 3 * 2048 * 8192)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.config import MIB, EngineConfig
-from jaxserve.engine.client import EngineClient
+from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 

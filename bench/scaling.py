@@ -50,7 +50,7 @@ class Bench:
     def submit(self, prompt: list[int], output: int) -> str:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
         name = next(self._names)
-        refused = self.llm.core.submit(self.llm._intake.submission(name, prompt, params))
+        refused = self.llm.core.submit(self.llm._validator.submission(name, prompt, params))
         assert refused is None, refused
         return name
 

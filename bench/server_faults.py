@@ -31,7 +31,7 @@ import aiohttp
 import zmq
 import zmq.asyncio
 
-from jaxserve.engine import messages
+from jaxserve.engine.core import protocol
 
 FLAGS = (
     *("--max-num-seqs", "64", "--max-num-batched-tokens", "128", "--max-model-len", "1024"),
@@ -76,21 +76,21 @@ class Readings:
 
     def __init__(self, server: Server) -> None:
         command = Path(f"/proc/{server.engine_pid}/cmdline").read_text().split("\0")
-        folder = command[command.index("jaxserve.engine.process") + 1]
+        folder = command[command.index("jaxserve.engine.core.engine_process") + 1]
         context = zmq.asyncio.Context.instance()
         self._inbox, self._outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         self._number = next(self.numbers)
-        self._inbox.bind(messages.from_engine(folder, self._number))
-        self._outbox.connect(messages.to_engine(folder))
+        self._inbox.bind(protocol.from_engine(folder, self._number))
+        self._outbox.connect(protocol.to_engine(folder))
 
     async def __aenter__(self) -> Readings:
-        await self._outbox.send(messages.encode(messages.Attach(self._number)))
+        await self._outbox.send(protocol.encode(protocol.Attach(self._number)))
         for _ in range(2):  # Fetched and Ready
             await self._inbox.recv()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._outbox.send(messages.encode(messages.Detach(self._number)))
+        await self._outbox.send(protocol.encode(protocol.Detach(self._number)))
         self._inbox.close(linger=0)
         self._outbox.close(linger=1000)
 
@@ -99,8 +99,8 @@ class Readings:
         nothing waiting and no block held, or with something."""
         async with asyncio.timeout(60):
             while True:
-                news = messages.decode_to_client(await self._inbox.recv())
-                assert isinstance(news, messages.Outputs)
+                news = protocol.decode_to_client(await self._inbox.recv())
+                assert isinstance(news, protocol.Outputs)
                 now = news.stats.scheduler
                 if idle is not any((now.running, now.waiting, now.blocks_used)):
                     return time.monotonic()

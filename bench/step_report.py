@@ -81,18 +81,18 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     from bench.llama import llama_8b
     from jaxserve.config import EngineConfig
     from jaxserve.engine import step_memory
-    from jaxserve.engine.buckets import Bucket
-    from jaxserve.engine.limits import EngineLimits
-    from jaxserve.engine.loader import outline
-    from jaxserve.engine.machine import Machine, prepare_gpu
-    from jaxserve.engine.startup import state_maker, step_programs
+    from jaxserve.engine.device.buckets import Bucket
+    from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
+    from jaxserve.engine.startup.engine_limits import EngineLimits
+    from jaxserve.engine.startup.loader import outline
+    from jaxserve.engine.startup.start import state_maker, step_programs
 
     def is_pallas(thunk: Thunk) -> bool:
         return thunk.name.startswith(("paged_", "write_kv"))
 
     prepare_gpu(EngineConfig().gpu_memory_utilization)
     config, dtype = EngineConfig(max_model_len=MAX_MODEL_LEN), jnp.dtype(jnp.bfloat16)
-    machine = Machine.named(GPU_OF_ARCH[arch], config.gpu_memory_utilization)
+    machine = DeviceInfo.named(GPU_OF_ARCH[arch], config.gpu_memory_utilization)
     model = outline(llama_8b(layers), dtype, MAX_MODEL_LEN)
     limits = EngineLimits.resolve(config, model, dtype, machine)
     vocab = model.config.vocab_size

@@ -3,7 +3,7 @@ numbers:
 
     python -m bench.weights FOLDER
 
-Peers read a GGUF file slowly or not at all. llama.cpp alone reads the original, 4-bit file.
+WorkerStats read a GGUF file slowly or not at all. llama.cpp alone reads the original, 4-bit file.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxserve.engine.llm import LLM
+    from jaxserve.engine.frontend.llm import LLM
     from jaxserve.outputs import CompletionOutput, RequestOutput
     from jaxserve.sampling.params import (
         BeamSearchParams,
@@ -26,7 +26,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "jaxserve.engine.llm",
+    "LLM": "jaxserve.engine.frontend.llm",
     "CompletionOutput": "jaxserve.outputs",
     "RequestOutput": "jaxserve.outputs",
     "BeamSearchParams": "jaxserve.sampling.params",

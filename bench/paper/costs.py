@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxserve.engine.buckets import Bucket, BucketTable
+from jaxserve.engine.device.buckets import Bucket, BucketTable
 from scheduler import Sequence, StepPlan
 
 

@@ -16,8 +16,8 @@ from bench.paper.allocators import PAGED, System
 from bench.paper.clock import Arrival
 from bench.paper.costs import Load, Loads, Measured
 from jaxserve import LLM, SamplingParams
-from jaxserve.engine.buckets import BucketTable
-from jaxserve.engine.core import InFlight
+from jaxserve.engine.core.engine_core import InFlight
+from jaxserve.engine.device.buckets import BucketTable
 from scheduler import SchedulerConfig
 
 SCALE = 4
@@ -77,7 +77,7 @@ def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
         while to_come and to_come[0][1].at <= now:
             number, arrival = to_come.popleft()
             params = SamplingParams(temperature=0, max_tokens=arrival.output, ignore_eos=True)
-            core.submit(llm._intake.submission(str(number), prompts[number], params))
+            core.submit(llm._validator.submission(str(number), prompts[number], params))
         if not core.has_work:
             time.sleep(to_come[0][1].at - now)
             continue

@@ -64,7 +64,7 @@ def beam_saving(llm: LLM, trace: str, width: int, count: int) -> float:
             max_tokens=output, ignore_eos=True, beam_search=BeamSearchParams(beam_width=width)
         )
         names.append(f"{trace}-{width}-{number}")
-        llm.core.submit(llm._intake.submission(names[-1], ids[start : start + prompt], params))
+        llm.core.submit(llm._validator.submission(names[-1], ids[start : start + prompt], params))
     while llm.core.has_work:
         llm.core.step()
         saving.read(llm.core._scheduler, names)

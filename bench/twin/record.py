@@ -18,11 +18,18 @@ import numpy as np
 from bench.twin.trace import PackedStep
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
-from jaxserve.engine.batch import DrawRows, StepBatch, StepInts, int_shapes, place, split
-from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.handle import StepHandle
-from jaxserve.engine.runner import HostBuffers, Started
-from jaxserve.engine.step import StepOutput
+from jaxserve.engine.device.buckets import Bucket
+from jaxserve.engine.device.pending_step import PendingStep
+from jaxserve.engine.device.runner import HostBuffers, Started
+from jaxserve.engine.device.step import StepOutput
+from jaxserve.engine.device.step_batch import (
+    DrawRows,
+    StepBatch,
+    StepInts,
+    int_shapes,
+    place,
+    split,
+)
 
 Prompts = list[tuple[list[int], int]]  # token ids, and the tokens of the answer
 ENDLESS = 64  # tokens of an answer that is aborted once its steps are recorded
@@ -102,15 +109,15 @@ class Recorder:
         step = self._runner._steps[bucket]
         return Started(step, buffers, rows, self._zeros, self._zeros, self._zeros, [], None)
 
-    def _answer(self, started: Started) -> StepHandle:
-        return StepHandle(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]
+    def _answer(self, started: Started) -> PendingStep:
+        return PendingStep(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]
 
     def _submit(self, prompts: Prompts) -> None:
         for ids, tokens in prompts:
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
             name = f"twin{self._count}"
             self._count += 1
-            refused = self._core.submit(self._llm._intake.submission(name, ids, params))
+            refused = self._core.submit(self._llm._validator.submission(name, ids, params))
             assert refused is None, refused
 
     def _until(self, done: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
 
 SUMMARY = "talk with a model in the terminal"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
 
     flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
     # The loop runs while the model does, and rests while the user types.

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _generate(config: EngineConfig, args: argparse.Namespace) -> None:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
 
     flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
     client = await EngineClient.start(config)

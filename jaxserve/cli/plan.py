@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import checkpoints
-    from jaxserve.engine.plan import plan
+    from jaxserve.engine.startup.capacity import plan
 
     config = flags.build(EngineConfig, args)
     # A folder with a config and no weights is enough.

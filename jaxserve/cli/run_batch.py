@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_in_flight < 1:
         raise ConfigError(f"max_in_flight must be at least 1; it was {args.max_in_flight}")
 
-    from jaxserve.server.batch import run_batch
+    from jaxserve.server.api.batch_file import run_batch
 
     tally = asyncio.run(
         run_batch(

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     engine, server = flags.build(EngineConfig, args), flags.build(ServerConfig, args)
 
-    from jaxserve.server.lifecycle import serve
-    from jaxserve.server.records import log_to_stderr
+    from jaxserve.server.observability.request_log import log_to_stderr
+    from jaxserve.server.processes.lifecycle import serve
 
     log_to_stderr()
     asyncio.run(serve(engine, server, announce))

@@ -1,0 +1,1 @@
+"""The engine: joins scheduler, kernels and models. Each sub-package has one role."""

@@ -12,7 +12,7 @@ import jax
 class CacheSpec:
     """A layer's declaration of what it caches: paged K and V.
 
-    Layers with equal declarations share block tables (engine/cache_layout.py).
+    Layers with equal declarations share block tables (engine/device/cache_layout.py).
 
     Args:
         num_kv_heads: K.

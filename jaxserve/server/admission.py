@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jaxserve.server.errors import unavailable
+from jaxserve.server.wire.errors import unavailable
 
 
 class Admission:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.config import ServerConfig
-from jaxserve.server import openapi
+from jaxserve.server.api import openapi
+from jaxserve.server.api.operations import OPERATIONS, OPERATORS
 from jaxserve.server.auth import OPEN_PATHS, auth_middleware
 from jaxserve.server.context import SERVING, Serving
 from jaxserve.server.cors import allow_origin, preflight_middleware
-from jaxserve.server.errors import Handler, error_middleware
 from jaxserve.server.keys import Keys
-from jaxserve.server.operations import OPERATIONS, OPERATORS
-from jaxserve.server.records import add_request_id, record_middleware
+from jaxserve.server.observability.request_log import add_request_id, record_middleware
+from jaxserve.server.wire.errors import Handler, error_middleware
 
 if TYPE_CHECKING:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
 
 
 def create_app(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from jaxserve.server.context import SERVING
-from jaxserve.server.errors import ApiError, Handler
-from jaxserve.server.records import RECORD
+from jaxserve.server.observability.request_log import RECORD
+from jaxserve.server.wire.errors import ApiError, Handler
 
 # Asked for without a key by load balancers, orchestrators, Prometheus and readers of the
 # documentation; they tell nothing of requests.

@@ -16,16 +16,16 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.admission import Admission
-from jaxserve.server.errors import ApiError
 from jaxserve.server.keys import Keys
-from jaxserve.server.metrics import EngineMetrics, EngineReadings, HttpMetrics
+from jaxserve.server.observability.metrics import EngineMetrics, EngineReadings, HttpMetrics
+from jaxserve.server.observability.tracing import Tracer
+from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
-from jaxserve.server.peers import Peers
-from jaxserve.server.responses import new_id
-from jaxserve.server.tracing import Tracer
+from jaxserve.server.wire.answers import new_id
+from jaxserve.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from jaxserve.engine.client import EngineClient
+    from jaxserve.engine.frontend.client import EngineClient
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Serving:
     http: HttpMetrics = field(default_factory=HttpMetrics)
     counts: CollectorRegistry = field(default_factory=CollectorRegistry)  # of this process
     engine: CollectorRegistry = field(default_factory=CollectorRegistry)
-    peers: Peers | None = None
+    peers: WorkerStats | None = None
     tracer: Tracer | None = None
 
     def watch(self, tracer: Tracer | None = None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from aiohttp import hdrs, web
 
 from jaxserve.server.context import SERVING
-from jaxserve.server.errors import ApiError, Handler
+from jaxserve.server.wire.errors import ApiError, Handler
 
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "X-Request-Id, Retry-After"

@@ -16,7 +16,7 @@ import pytest
 
 from checkpoints import int8, open_checkpoint
 from checkpoints.convert import convert
-from jaxserve.engine.loader import LoadedModel, load_model
+from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -93,7 +93,7 @@ ON_MESHES = """
 import sys
 from pathlib import Path
 import jax, numpy as np
-from jaxserve.engine.loader import load_model
+from jaxserve.engine.startup.loader import load_model
 
 dtype = jax.numpy.dtype("float32")
 exact = load_model(Path(sys.argv[1]), dtype, False)

@@ -10,7 +10,7 @@ from bench.paper.allocators import FASTER_TRANSFORMER, PAGED
 from bench.paper.clock import Arrival, Outcome, Point, rate_at, simulate
 from bench.paper.costs import OPT_13B_A100, Load, Measured
 from bench.paper.usage import Usage
-from jaxserve.engine.buckets import Bucket, BucketTable
+from jaxserve.engine.device.buckets import Bucket, BucketTable
 from scheduler import SchedulerConfig
 
 CONFIG = SchedulerConfig(

@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
-from jaxserve.server.batch import OutputFile, check
+from jaxserve.server.api.batch_file import OutputFile, check
 
 COMMAND = (sys.executable, "-m", "jaxserve.cli.main", "run-batch")
 

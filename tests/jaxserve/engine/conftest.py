@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.engine.llm import LLM
+from jaxserve.engine.frontend.llm import LLM
 
 _SETTINGS = {
     "max_num_seqs": 8,

@@ -12,7 +12,7 @@ import numpy as np
 from bench.twin.ours import OurRunner, by_slot
 from bench.twin.record import Recorder
 from bench.twin.trace import load, save
-from jaxserve.engine.llm import LLM
+from jaxserve.engine.frontend.llm import LLM
 
 
 def test_a_recorded_trace_is_what_the_engine_would_have_run(

@@ -18,10 +18,10 @@ from tiny_weights import make
 from tokenizers.models import WordLevel
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.core import EngineCore
-from jaxserve.engine.loader import LoadedModel, load_model
-from jaxserve.engine.messages import Submit
-from jaxserve.engine.paged_cache import PagedLayerCache, allocate
+from jaxserve.engine.core.engine_core import EngineCore
+from jaxserve.engine.core.protocol import Submit
+from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
+from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
 

@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 import checkpoints
-from jaxserve.engine.loader import LoadedModel, load_model
-from jaxserve.engine.paged_cache import PagedLayerCache, allocate
+from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
+from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.registry import model_class
 

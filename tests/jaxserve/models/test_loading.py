@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.engine.loader import load_model
+from jaxserve.engine.startup.loader import load_model
 from jaxserve.errors import CheckpointError
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from jaxserve.server.admission import Admission
-from jaxserve.server.errors import ApiError
+from jaxserve.server.wire.errors import ApiError
 
 
 async def test_idle_once_the_last_has_left() -> None:

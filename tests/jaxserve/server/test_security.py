@@ -12,11 +12,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from jaxserve.config import ServerConfig
-from jaxserve.engine.client import EngineClient
+from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.errors import ConfigError
 from jaxserve.server.app import create_app
 from jaxserve.server.keys import Keys
-from jaxserve.server.tls import tls_context
+from jaxserve.server.processes.tls import tls_context
 
 PAGE = "https://page.example"
 

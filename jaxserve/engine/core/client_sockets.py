@@ -1,0 +1,58 @@
+"""ClientSockets: from the engine process to its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from jaxserve.engine.core import protocol
+
+
+class ClientSockets:
+    """A socket to each client.
+
+    Args:
+        folder: where the sockets are.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        self._context, self._folder = context, folder
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._gone: set[int] = set()
+        self.add(0)
+
+    def add(self, client: int) -> None:
+        """A client is there, if it isn't gone already: another tells that, maybe sooner."""
+        if client in self._gone:
+            return
+        outbox = self._sockets[client] = self._context.socket(zmq.PUSH)
+        outbox.set(zmq.SNDHWM, 0)
+        outbox.connect(protocol.from_engine(self._folder, client))
+
+    def remove(self, client: int) -> None:
+        """A client is gone, for good."""
+        self._gone.add(client)
+        if (outbox := self._sockets.pop(client, None)) is not None:
+            outbox.close(linger=0)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._sockets
+
+    def send(self, message: protocol.ToClient, client: int = 0) -> None:
+        self._sockets[client].send(protocol.encode(message))
+
+    def tell(self, outputs: Sequence[protocol.Output], stats: protocol.EngineStats) -> None:
+        """Gives each client the news of its own requests, and all of them the reading."""
+        if len(self._sockets) == 1:
+            self.send(protocol.Outputs(list(outputs), stats))
+            return
+        own: dict[int, list[protocol.Output]] = {client: [] for client in self._sockets}
+        for output in outputs:
+            if (news := own.get(protocol.client_of(output.request_id))) is not None:
+                news.append(output)
+        for client, news in own.items():
+            self.send(protocol.Outputs(news, stats), client)
+            stats = msgspec.structs.replace(stats, step_s=None, step_tokens=0)

@@ -1,0 +1,197 @@
+"""Requests whose grammar is being compiled, off the core loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+from queue import SimpleQueue
+
+from jaxserve.engine.core.grammar_cache import GrammarCache
+from jaxserve.engine.core.protocol import Submit
+from jaxserve.errors import OverloadedError
+from jaxserve.sampling.grammar import Grammar, GrammarCompiler
+from jaxserve.sampling.grammar_trial import STACK_BYTES, GrammarTrial, TooSlowError, Vocabulary
+from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# Threads, each with a process, and the processor time that a grammar may take in one. What takes
+# longer than a quick one waits again, among its like: the quick ones needn't wait for it.
+QUICK, QUICK_S = 2, 1
+SLOW, SLOW_S = 1, 10
+WAIT_S = 60.0  # for a thread
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A grammar, and the requests that want it, each with when it came, by time.monotonic()."""
+
+    params: StructuredOutputsParams
+    requests: dict[str, tuple[Submit, float]] = field(default_factory=dict)
+    grammar: Future[Grammar] = field(init=False)
+    is_slow: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.requests)
+
+
+class GrammarQueue:
+    """Compiles grammars in threads, each but once however many want it, and keeps those that were
+    asked for last. A process tries them first: GrammarTrial has the reasons. The processes are
+    started at the first use. A request whose grammar no thread has begun within WAIT_S is given up.
+
+    Args:
+        vocab: tokens that may be drawn.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._compiler: GrammarCompiler | None = None
+        self._building = threading.Lock()
+        self._quick = _Lane(QUICK, QUICK_S, lambda: self._vocabulary, self._built)
+        self._slow = _Lane(SLOW, SLOW_S, lambda: self._vocabulary, self._built)
+        self._jobs: dict[StructuredOutputsParams, _Job] = {}
+        self._wanted: dict[str, StructuredOutputsParams] = {}  # by each request
+        self._cache = GrammarCache()
+
+    def prepare(self) -> None:
+        """Builds the vocabulary's tables now rather than at the first use: no other thread runs
+        meanwhile, for a second where the vocabulary is large."""
+        try:
+            self._built()
+        except Exception:
+            log.warning("requests with a grammar will fail", exc_info=True)
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._wanted)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of those."""
+        return list(self._wanted)
+
+    def put(self, message: Submit) -> Future[Grammar] | None:
+        """A request's grammar, if it is there; otherwise take() will have it."""
+        params = message.params.structured_outputs
+        assert params is not None
+        if (known := self._cache.get(params)) is not None:
+            return known
+        job = self._jobs.get(params, _Job(params))
+        job.requests[message.request_id] = (message, time.monotonic())
+        if params not in self._jobs:
+            job.grammar = self._quick.compile(job)
+            self._jobs[params] = job
+        self._wanted[message.request_id] = params
+        return None
+
+    def take(self, timeout: float = 0.0) -> list[tuple[Submit, Future[Grammar]]]:
+        """Requests whose grammar is done, well or badly; waits up to `timeout` s for the first."""
+        if timeout and self._wanted:
+            grammars = [job.grammar for job in self._jobs.values()]
+            wait(grammars, timeout, return_when=FIRST_COMPLETED)
+        done: list[tuple[Submit, Future[Grammar]]] = []
+        for params, job in list(self._jobs.items()):
+            if not job.grammar.done():
+                if not job.grammar.running():
+                    done += [(message, _given_up()) for message in _overdue(job)]
+            elif not job.is_slow and isinstance(job.grammar.exception(), TooSlowError):
+                job.is_slow, job.grammar = True, self._slow.compile(job)
+            else:
+                del self._jobs[params]
+                self._cache.put(params, job.grammar)
+                done += [(message, job.grammar) for message, _ in job.requests.values()]
+        for message, _ in done:
+            self.cancel(message.request_id)
+        return done
+
+    def cancel(self, request_id: str) -> None:
+        """Forgets a request; unknown ids are ignored. What nobody else wants isn't compiled."""
+        params = self._wanted.pop(request_id, None)
+        if params is None or (job := self._jobs.get(params)) is None:
+            return
+        del job.requests[request_id]
+        if not job.is_wanted:
+            job.grammar.cancel()  # one that has begun ends by itself
+            del self._jobs[params]
+
+    def close(self) -> None:
+        self._quick.close()
+        self._slow.close()
+
+    def _built(self) -> GrammarCompiler:
+        with self._building:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(*self._vocabulary)
+            return self._compiler
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self._tokenizer
+        return tokenizer.backend.to_str(), self._vocab, tokenizer.eos_token_ids
+
+
+class _Lane:
+    """Threads that compile grammars, each with a process that tries them first.
+
+    Args:
+        limit_s: of processor time, for one grammar.
+        compiler: gives the one that the threads share.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        limit_s: int,
+        vocabulary: Callable[[], Vocabulary],
+        compiler: Callable[[], GrammarCompiler],
+    ) -> None:
+        self._compiler = compiler
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
+        self._trials = [GrammarTrial(vocabulary, limit_s) for _ in range(threads)]
+        self._idle: SimpleQueue[GrammarTrial] = SimpleQueue()
+        for trial in self._trials:
+            self._idle.put(trial)
+
+    def compile(self, job: _Job) -> Future[Grammar]:
+        before = threading.stack_size(STACK_BYTES)
+        try:  # it may start a thread
+            return self._pool.submit(self._compile, job)
+        except RuntimeError:  # and can't
+            return _given_up()
+        finally:
+            threading.stack_size(before)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for trial in self._trials:
+            trial.close()
+
+    def _compile(self, job: _Job) -> Grammar:
+        compiler = self._compiler()
+        trial = self._idle.get()
+        try:
+            size = trial.check(job.params, lambda: job.is_wanted)
+        finally:
+            self._idle.put(trial)
+        grammar = compiler.compile(job.params)
+        grammar.new_bytes = size
+        return grammar
+
+
+def _overdue(job: _Job) -> list[Submit]:
+    now = time.monotonic()
+    return [message for message, since in job.requests.values() if now - since > WAIT_S]
+
+
+def _given_up() -> Future[Grammar]:
+    future: Future[Grammar] = Future()
+    future.set_exception(OverloadedError("too many grammars are being compiled: try again later"))
+    return future

@@ -1,0 +1,1 @@
+"""What runs on the device: step shapes, compiled programs, KV cache and sampling state."""

@@ -1,0 +1,128 @@
+"""The model cut into parts that programs share: its ends, and segments of its stack of layers.
+
+A program grows with the layers in it, and so do the times to compile and to load it. Segments whose
+layers are alike run through one program, each with its own parameters and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from jaxserve.engine.device.cache_layout import CacheLayout
+from jaxserve.engine.startup.loader import ModelOutline
+from jaxserve.models.decoder import Decoder
+
+# Layers of a segment on a CPU, where a call costs less than a layer's share of a program's load. A
+# GPU runs all layers in one program, so that one command buffer covers them.
+CPU_SEGMENT_LAYERS = range(4, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Consecutive layers.
+
+    Args:
+        layers: which.
+        leaves: indices of their parameters among the model's leaves.
+        buffers: the pool's buffers that they use.
+        places: each layer's cache group, and its buffer among `buffers`.
+        kind: index of the first segment that is like this one, whose program it runs.
+    """
+
+    layers: range
+    leaves: tuple[int, ...]
+    buffers: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+    kind: int
+
+    def of(self, pages: list[Any]) -> list[Any]:
+        """Its part of a list with an entry a buffer."""
+        return [pages[i] for i in self.buffers]
+
+
+class SplitParams(NamedTuple):
+    """A model's parameters as its programs take them: those of its ends, and of each segment."""
+
+    ends: list[Any]
+    segments: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """A model whose parameters are passed part by part.
+
+    Args:
+        ends: indices of the leaves that belong to no layer.
+    """
+
+    graphdef: nnx.GraphDef
+    structure: jax.tree_util.PyTreeDef
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    ends: tuple[int, ...]
+    segments: tuple[LayerGroup, ...]
+
+    @classmethod
+    def split(cls, model: ModelOutline, layout: CacheLayout, sizes: range) -> ModelParts:
+        """Cuts a model into segments of one of these sizes, whichever needs the least code."""
+        shapes = model.shapes
+        abstract = jax.tree.unflatten(model.structure, shapes)
+        paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
+        ends: list[int] = []
+        owned: list[list[int]] = [[] for _ in model.cache_specs]
+        for i, (path, _) in enumerate(paths):
+            head, *rest = (getattr(entry, "key", None) for entry in path)
+            (owned[rest[0]] if head == "layers" else ends).append(i)  # type: ignore[index]
+        decoder: Decoder = nnx.merge(model.graphdef, abstract)
+        keys = [
+            (
+                nnx.split(layer)[0],
+                decoder.config.layers[i].rope,
+                tuple((shapes[leaf].shape, shapes[leaf].dtype) for leaf in owned[i]),
+                model.cache_specs[i],
+                layout.group_of[i],
+            )
+            for i, layer in enumerate(decoder.layers)
+        ]
+        first: dict[Hashable, int] = {}
+        segments = []
+        for n, layers in enumerate(cut(keys, sizes)):
+            leaves = tuple(leaf for i in layers for leaf in owned[i])
+            buffers = tuple(dict.fromkeys(layout.buffer_of[i] for i in layers))
+            places = tuple((layout.group_of[i], buffers.index(layout.buffer_of[i])) for i in layers)
+            kind = first.setdefault((places, *(keys[i] for i in layers)), n)
+            segments.append(LayerGroup(layers, leaves, buffers, places, kind))
+        return cls(model.graphdef, model.structure, shapes, tuple(ends), tuple(segments))
+
+    def distribute(self, leaves: Sequence[Any]) -> SplitParams:
+        """All leaves, part by part."""
+        return SplitParams(
+            [leaves[i] for i in self.ends],
+            [[leaves[i] for i in segment.leaves] for segment in self.segments],
+        )
+
+    def merge(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> Decoder:
+        """The model with these leaves in place; the others stay abstract and can't be computed
+        with."""
+        filled: list[jax.Array | jax.ShapeDtypeStruct] = list(self.shapes)
+        for i, leaf in zip(indices, leaves, strict=True):
+            filled[i] = leaf
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, filled))
+
+
+def cut(keys: Sequence[Hashable], sizes: range) -> list[range]:
+    """Cuts the layers into runs of one of these sizes, so that the different runs hold the fewest
+    layers together. Layers with equal keys are alike."""
+    count = len(keys)
+
+    def runs(size: int) -> list[range]:
+        return [range(i, min(i + size, count)) for i in range(0, count, size)]
+
+    def different(size: int) -> int:
+        return sum(map(len, {tuple(keys[i] for i in run) for run in runs(size)}))
+
+    return runs(min(sizes, key=different))

@@ -1,0 +1,146 @@
+"""A step's host arrays: fields of one buffer, so that one array goes up."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.engine.device.buckets import Bucket
+from jaxserve.sampling.rows import NUM_FLOATS, NUM_INTS
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+_OWN_COLUMNS = 3
+ENTRIES = 256  # of block tables that a step's buffer holds
+DRAW_COLUMNS = _OWN_COLUMNS + NUM_INTS + NUM_FLOATS
+
+
+class StepInts(NamedTuple, Generic[Array]):
+    """Fields of a step's buffer, in order, all int32.
+
+    Args:
+        tokens: [T]; a negative value -1-slot means the slot's last sampled token, which only the
+            device knows.
+        query_starts: [S+1], first token of each row.
+        context_lens: [S], tokens of each row's sequence up to and with this step.
+        slots: [S], whose block tables the rows have; padding rows have the spare last one.
+        entries: [4, ENTRIES], what is new in the block tables: slot, cache group, index and block;
+            padding has a slot that isn't there.
+        draws: [R, DRAW_COLUMNS], see DrawRows; R is the bucket's `drawn`.
+    """
+
+    tokens: Array
+    query_starts: Array
+    context_lens: Array
+    slots: Array
+    entries: Array
+    draws: Array
+
+
+def int_shapes(bucket: Bucket) -> tuple[tuple[int, ...], ...]:
+    """Shapes of StepInts' fields for a bucket."""
+    t, s = bucket.tokens, bucket.rows
+    return ((t,), (s + 1,), (s,), (s,), (4, ENTRIES), (bucket.drawn, DRAW_COLUMNS))
+
+
+class StepBatch(NamedTuple):
+    """What layers read of a step, all int32.
+
+    Args:
+        positions: [T].
+        write_slots: [G, T], where each token's K and V go in each cache group's blocks:
+            block * P + offset; -1 is nowhere, for padding.
+        query_starts: [S+1], first token of each row.
+        context_lens: [S], tokens of each row's sequence up to and with this step.
+        block_tables: [G, S, W], one a cache group; 0 behind the context.
+    """
+
+    positions: jax.Array
+    write_slots: jax.Array
+    query_starts: jax.Array
+    context_lens: jax.Array
+    block_tables: jax.Array
+
+
+def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> StepBatch:
+    """Where a step's tokens stand, by the slots' block tables [G, N+1, W]."""
+    starts, lens = ints.query_starts, ints.context_lens
+    token, width = jnp.arange(ints.tokens.shape[0]), tables.shape[2]
+    if ints.tokens.shape == ints.slots.shape:
+        row = token  # a pure decode
+    else:
+        row = jnp.searchsorted(starts[1:], token, side="right", method="compare_all")
+        row = jnp.minimum(row, lens.shape[0] - 1)
+    used = token < starts[-1]
+    positions = jnp.where(used, lens[row] - starts[row + 1] + token, 0)
+    blocks = tables[:, ints.slots[row], positions // block_size]
+    write_slots = jnp.where(used, blocks * block_size + positions % block_size, -1)
+    # Entries behind the context are those of a slot's occupant before.
+    known = jnp.arange(width) * block_size < lens[:, None]
+    return StepBatch(
+        positions, write_slots, starts, lens, jnp.where(known, tables[:, ints.slots], 0)
+    )
+
+
+def advance(bucket: Bucket) -> np.ndarray:
+    """What a pure decode's buffer grows by until the next step of the same rows: they are a token
+    further."""
+    shapes = int_shapes(bucket)
+    ints = np.zeros(size(shapes), np.int32)
+    fields = StepInts(*split(ints, shapes))
+    fields.context_lens[:] = 1
+    DrawRows.split(fields.draws).output_positions[:] = 1
+    return ints
+
+
+def size(shapes: tuple[tuple[int, ...], ...]) -> int:
+    """Elements of a buffer with these fields."""
+    return sum(int(np.prod(shape)) for shape in shapes)
+
+
+def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """The fields of a flat buffer; views when it is a NumPy array."""
+    fields, start = [], 0
+    for shape in shapes:
+        count = int(np.prod(shape))
+        fields.append(buffer[start : start + count].reshape(shape))
+        start += count
+    return fields
+
+
+class DrawRows(NamedTuple, Generic[Array]):
+    """Columns of what the sampler takes [R, DRAW_COLUMNS], int32.
+
+    Args:
+        slots: [R], row of the persistent device state; padding rows have the spare last one.
+        keep: [R], 1 where the row's sampled token becomes its slot's last token.
+        output_positions: [R], index of the output token that the row samples.
+        ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.rows; the floats as bits.
+    """
+
+    slots: Array
+    keep: Array
+    output_positions: Array
+    ints: Array
+    floats: Array
+
+    @classmethod
+    def split(cls, buffer: Array) -> DrawRows[Array]:
+        """The columns; views when it is a NumPy array."""
+        ints_end = _OWN_COLUMNS + NUM_INTS
+        return cls(
+            buffer[:, 0],
+            buffer[:, 1],
+            buffer[:, 2],
+            buffer[:, _OWN_COLUMNS:ints_end],
+            buffer[:, ints_end:],
+        )
+
+    @staticmethod
+    def of(buffer: np.ndarray) -> DrawRows[np.ndarray]:
+        """Views of a host buffer's columns, the floats as such."""
+        rows = DrawRows.split(buffer)
+        return rows._replace(floats=rows.floats.view(np.float32))

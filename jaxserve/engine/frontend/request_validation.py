@@ -1,0 +1,126 @@
+"""From what a user sends to what the engine takes: tokenized, validated, defaults filled in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import index
+
+from jaxserve.engine.core.protocol import Submit
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestValidator:
+    """Validates requests against one engine's limits.
+
+    Args:
+        max_model_len: tokens of prompt and output together.
+        vocab_size: ids must be below; the model's, which may exceed the tokenizer's.
+        seeds: draws the seeds of requests that bring none.
+    """
+
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    seeds: random.Random
+
+    def prompt_ids(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a prompt that the engine can serve with these params.
+
+        Args:
+            add_special_tokens: as Tokenizer.encode(); of a text alone.
+
+        Raises:
+            InvalidRequestError: empty, too long, or with ids outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            self._check_length(prompt, params)
+            ids = self.tokenizer.encode(prompt, add_special_tokens)
+        else:
+            ids = _whole(prompt)
+        if (keep := params.truncate_prompt_tokens) is not None:
+            ids = ids[-(self.max_model_len - (params.max_tokens or 1) if keep == -1 else keep) :]
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
+        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequestError(
+                f"the prompt holds token id {bad}; ids must be from 0 to {self.vocab_size - 1}",
+                "prompt",
+            )
+        if len(ids) >= self.max_model_len:
+            raise self._too_long(
+                f"the prompt has {len(ids)}, and the output needs one: shorten the prompt"
+            )
+        if params.max_tokens is not None and len(ids) + params.max_tokens > self.max_model_len:
+            raise self._too_long(
+                f"the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten the "
+                "prompt or lower max_tokens",
+                "max_tokens",
+            )
+        params.check_vocabulary(min(self.vocab_size, self.tokenizer.num_ids))
+        return ids
+
+    def _check_length(self, text: str, params: SamplingParams) -> None:
+        """Refuses, before it is tokenized, a text that can't fit however long its tokens are."""
+        most = self.max_model_len * self.tokenizer.longest_piece
+        if len(text) > most and params.truncate_prompt_tokens is None:
+            raise self._too_long(
+                f"which are never more than {most} characters, and the prompt has {len(text)}: "
+                "shorten the prompt"
+            )
+
+    def _too_long(self, why: str, param: str = "prompt") -> InvalidRequestError:
+        """In words, and with a code, by which client libraries know the case."""
+        return InvalidRequestError(
+            f"This model's maximum context length is {self.max_model_len} tokens; {why}",
+            param,
+            "context_length_exceeded",
+        )
+
+    def submission(
+        self,
+        request_id: str,
+        ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        pool: bool = False,
+    ) -> Submit:
+        """The engine's message for ids that prompt_ids has passed."""
+        # A grammar that is complete leaves nothing but EOS to draw.
+        ignored = params.ignore_eos and params.structured_outputs is None
+        eos = () if ignored else self.tokenizer.eos_token_ids
+        max_tokens, seed = params.max_tokens, params.seed
+        filled = replace(
+            params,
+            max_tokens=self.max_model_len - len(ids) if max_tokens is None else max_tokens,
+            seed=self.seeds.getrandbits(63) if seed is None else seed,
+        )
+        bad_words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        stop = frozenset(params.stop_token_ids) | frozenset(eos)
+        return Submit(request_id, ids, filled, stop, bad_words, priority, cache_salt, pool)
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        """Token ids of a bad word, at the start of a text and after a space."""
+        bare = word.lstrip() or word
+        first, spaced = (
+            self.tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")
+        )
+        # A space that is a token of its own leaves the word's tokens as they are.
+        return [first] if len(spaced) > len(first) else [first, spaced]
+
+
+def _whole(ids: Sequence[int]) -> list[int]:
+    try:
+        return [index(i) for i in ids]
+    except TypeError:
+        raise InvalidRequestError("a prompt is text or a list of token ids", "prompt") from None

@@ -1,0 +1,73 @@
+"""What an engine would look like: memory, blocks and programs, by arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from checkpoints import read_model_config
+from jaxserve.config import GIB, EngineConfig
+from jaxserve.engine.device.buckets import BucketTable
+from jaxserve.engine.startup.device_info import DeviceInfo
+from jaxserve.engine.startup.engine_limits import EngineLimits
+from jaxserve.engine.startup.loader import outline
+
+TYPICAL_TOKENS = 1000  # of a request, for the figures
+
+
+def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
+    """Lines about the engine that would serve the model at path.
+
+    Args:
+        path: config.json is enough of a Hugging Face folder.
+        gpu: a name in machine.GPUS; None is a CPU.
+
+    Raises:
+        ModelError: the model has no config that we can read.
+        ConfigError: the settings don't fit the model or the GPU.
+    """
+    machine = DeviceInfo.named(gpu, config.gpu_memory_utilization)
+    dtype = jnp.dtype(machine.dtype(config))
+    model = outline(read_model_config(path), dtype, config.max_model_len)
+    limits = EngineLimits.resolve(config, model, dtype, machine)
+    yield f"model        {model.config.architecture}, {dtype.name}"
+    yield f"weights      {model.nbytes / GIB:.2f} GiB"
+    yield f"KV cache     {describe_cache(limits)}"
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
+    )
+    yield f"step shapes  {len(table.all)}"
+    rows = ", ".join(str(b.rows) for b in table.decode)
+    yield f"  decode     {rows} rows; {_decode_waste(table)}"
+    if (steps := config.decode_steps) > 1:
+        more = len(table.decode)
+        yield f"             also {steps} steps in one dispatch: {more} programs more"
+    shapes = ", ".join(f"{b.tokens} x {b.rows}" for b in table.mixed)
+    yield f"  mixed      {shapes} (tokens x rows); {_mixed_waste(table, limits)}"
+
+
+def describe_cache(limits: EngineLimits) -> str:
+    """The KV pool in one line."""
+    size = limits.block_size
+    groups = len(limits.layout.groups)
+    return (
+        f"{limits.num_blocks * limits.bytes_per_block / GIB:.2f} GiB: {limits.num_blocks} blocks "
+        f"of {size} tokens in {groups} cache group{'s' * (groups > 1)}, "
+        f"{limits.bytes_per_block // size * groups} bytes a token; holds "
+        f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len} tokens, "
+        f"{limits.capacity(TYPICAL_TOKENS)} of {TYPICAL_TOKENS}"
+    )
+
+
+def _decode_waste(table: BucketTable) -> str:
+    most = table.decode[-1].rows
+    padded = [table.pick(n, n).rows for n in range(1, most + 1)]
+    return f"of the rows computed {1 - most * (most + 1) / 2 / sum(padded):.0%} padding on average"
+
+
+def _mixed_waste(table: BucketTable, limits: EngineLimits) -> str:
+    sizes = range(2, limits.max_num_batched_tokens + 1)
+    padded = sum(table.pick(n, 1).tokens for n in sizes)
+    return f"of the tokens computed {1 - sum(sizes) / padded:.0%} padding on average"

@@ -1,0 +1,138 @@
+"""POST /v1/embeddings: the model's last hidden state at a text's last token, of length 1."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.api import generation
+from jaxserve.server.api.generation import TokenCount
+from jaxserve.server.context import SERVING, Serving
+from jaxserve.server.observability.request_log import current
+from jaxserve.server.wire.requests import check_scheduling, texts
+from jaxserve.server.wire.validation import parse, read_json
+
+MAX_INPUTS = 2048  # OpenAI's limit
+AT_ONCE = 256  # of one request, so that it doesn't fill the queue
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings.
+
+    Args:
+        input: a text, token ids, or several of either.
+        dimensions: must be the model's own number, since it wasn't trained to be cut short.
+        truncate_prompt_tokens: keep only the last so many tokens; -1 keeps what the model takes.
+        user: labels the request for the caller's own records.
+    """
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
+class Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """A text's embedding is its numbers, or their float32 bytes (little-endian) in base64."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+async def create_embeddings(request: web.Request) -> web.Response:
+    serving = request.app[SERVING]
+    body = parse(await read_json(request), EmbeddingRequest, {})
+    serving.check_model(body.model)
+    check_scheduling(body.priority, body.cache_salt)
+    if body.dimensions not in (None, size := serving.client.ready.embedding_size):
+        raise InvalidRequestError(
+            f"dimensions must be {size}, this model's own; leave it out", "dimensions"
+        )
+    params = SamplingParams(
+        max_tokens=1, temperature=0, truncate_prompt_tokens=body.truncate_prompt_tokens
+    )
+    prompts = await generation.off_loop(request, _tokenize, serving, body, params)
+    made = await _embed(serving, body, prompts, params)
+    write = _base64 if body.encoding_format == "base64" else _floats
+    tokens = sum(map(len, prompts))
+    return generation.json_response(
+        Embeddings(
+            data=[Embedding(i, write(vector)) for i, vector in enumerate(made)],
+            model=serving.names[0],
+            usage=EmbeddingUsage(tokens, tokens),
+        )
+    )
+
+
+def _tokenize(serving: Serving, body: EmbeddingRequest, params: SamplingParams) -> list[list[int]]:
+    prompts = texts(body.input, "input")
+    if len(prompts) > MAX_INPUTS:
+        raise InvalidRequestError(f"input takes at most {MAX_INPUTS} texts", "input")
+    special = body.add_special_tokens is not False
+    try:
+        return [serving.client.prepare(prompt, params, special) for prompt in prompts]
+    except InvalidRequestError as error:
+        param = "input" if error.param in ("prompt", "max_tokens") else error.param
+        raise InvalidRequestError(str(error), param, error.code) from None
+
+
+async def _embed(
+    serving: Serving, body: EmbeddingRequest, prompts: Sequence[list[int]], params: SamplingParams
+) -> list[bytes]:
+    """The embeddings of all prompts, in order."""
+    record = current()
+    record.tokens = TokenCount(sum(map(len, prompts)))
+    made: dict[int, bytes] = {}
+    for first in range(0, len(prompts), AT_ONCE):
+        batches = serving.client.stream(
+            prompts[first : first + AT_ONCE],
+            params,
+            request_id=record.id,
+            priority=body.priority or 0,
+            cache_salt=record.salt(body.cache_salt),
+            pool=True,
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                for delta in batch:
+                    record.tokens.add(delta)
+                    if delta.embedding is not None:
+                        made[first + delta.index] = delta.embedding
+    if len(made) < len(prompts):
+        raise EngineError("some embeddings are missing")
+    return [made[i] for i in range(len(prompts))]
+
+
+def _floats(vector: bytes) -> list[float]:
+    floats: Any = np.frombuffer(vector, np.float32).tolist()
+    return floats
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()

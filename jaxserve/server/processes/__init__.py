@@ -1,0 +1,1 @@
+"""Starting, draining and ending the server and its API worker processes."""

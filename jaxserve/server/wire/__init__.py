@@ -1,0 +1,1 @@
+"""What crosses the wire: request and answer types, their validation, errors, server-sent events."""

@@ -1,0 +1,100 @@
+"""Server-sent events, OpenAI's way: one `data:` line of JSON an event, then `data: [DONE]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.server.wire.errors import ApiError, as_api_error
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    # nginx would hold events back otherwise.
+    "X-Accel-Buffering": "no",
+}
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(message: msgspec.Struct | dict[str, Any]) -> bytes:
+    """The event that holds a message."""
+    return b"data: %b\n\n" % _encode(message)
+
+
+def named_event(name: str, message: msgspec.Struct | dict[str, Any]) -> bytes:
+    """The same with a name, as the responses API has them."""
+    return b"event: %b\n%b" % (name.encode(), event(message))
+
+
+class TextEvent:
+    """Events that differ in one text alone: all else is encoded once.
+
+    Args:
+        message: one of them, in which the text is empty.
+        field: name of the text; no other field of that name is empty.
+    """
+
+    def __init__(self, message: msgspec.Struct, field: str) -> None:
+        self._before, found, self._after = event(message).partition(b'"%b":""' % field.encode())
+        assert found
+        self._before += found[:-2]
+
+    def __call__(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _encode(text), self._after)
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: %b\n\n" % error.body()
+
+
+class EventStream:
+    """A response that is sent event by event.
+
+    As a context manager it decides what becomes of an exception: before the first event it goes
+    on, so that the client gets a status code; after it, the client gets an error event, and the
+    stream ends there.
+
+    Args:
+        on_error: makes that event.
+    """
+
+    def __init__(
+        self, request: web.Request, on_error: Callable[[ApiError], bytes] = error_event
+    ) -> None:
+        self.response = web.StreamResponse(headers=_HEADERS)
+        self._request = request
+        self._on_error = on_error
+
+    async def write(self, events: bytes) -> None:
+        """Writes at once; waits while the reader's socket is full."""
+        if not events:
+            return
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+        await self.response.write(events)
+
+    async def end(self, events: bytes = b"") -> None:
+        """Writes the last events."""
+        await self.write(events)
+        await self.response.write_eof()
+
+    async def __aenter__(self) -> EventStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, ConnectionError):
+            return False  # No error, or nobody there to be told.
+        if not self.response.prepared:
+            return False
+        await self.end(self._on_error(as_api_error(error)))
+        return True

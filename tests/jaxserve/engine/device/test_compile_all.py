@@ -1,0 +1,81 @@
+"""Compiling, given up or from what was traced before."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+from threading import Event
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.engine.device import traced_programs
+from jaxserve.engine.device.compile_all import Job, compile_together
+from jaxserve.engine.device.traced_programs import TracedPrograms
+
+SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+
+def test_no_program_is_begun_once_it_is_given_up() -> None:
+    given_up, traced = Event(), []
+
+    def give_up(x: jax.Array) -> jax.Array:
+        traced.append("first")
+        given_up.set()
+        return x
+
+    def second(x: jax.Array) -> jax.Array:
+        traced.append("second")
+        return x
+
+    jobs = {1: Job(give_up, (SHAPE,)), 2: Job(second, (SHAPE,))}
+    with pytest.raises(CancelledError):
+        compile_together(jobs, False, given_up)
+    assert traced == ["first"]
+    done = compile_together({2: jobs[2]}, False, Event())
+    assert done[2](jnp.ones(2)).tolist() == [1, 1]
+
+
+def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
+    times = []
+
+    def run(origin: int, key: str) -> list[float]:
+        def double(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            times.append(len(times))
+            return 2 * x, x
+
+        lower = TracedPrograms(tmp_path, origin).lower
+        (done,) = compile_together(
+            {key: Job(double, (SHAPE,), (0,))}, False, Event(), lower
+        ).values()
+        assert done.memory_analysis().alias_size_in_bytes == 8
+        return done(jnp.ones(2))[0].tolist()
+
+    assert run(1, "a") == run(1, "a") == [2, 2]
+    assert len(times) == 1
+    assert run(1, "b") == run(2, "a") == [2, 2]
+    assert len(times) == 3
+    for file in tmp_path.glob("*/*"):
+        file.write_bytes(file.read_bytes()[:-100])
+    assert run(1, "a") == [2, 2]
+    assert len(times) == 4
+
+
+def test_origins_that_were_not_used_for_long_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced_programs, "KEPT", 3)
+
+    def use(*origins: str) -> None:
+        for origin in origins:
+            used = TracedPrograms(tmp_path, origin)._folder
+            (used / "program").write_text(origin)
+            now[0] += 10
+            os.utime(used, (now[0], now[0]))
+
+    now = [time.time() - 1000]
+    use("a", "b", "c", "a", "d", "a")
+    assert sorted(path.read_text() for path in tmp_path.glob("*/program")) == ["a", "c", "d"]

@@ -1,0 +1,69 @@
+"""The engine's start as on a GPU, on a CPU that says it is one: what the pool gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.config import MIB
+from jaxserve.engine.frontend.llm import LLM
+from jaxserve.engine.startup import step_memory
+from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
+from jaxserve.engine.startup.engine_limits import SLACK
+from jaxserve.sampling.params import SamplingParams
+
+
+@pytest.mark.slow
+def test_the_pool_takes_what_a_measured_step_leaves(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = DeviceInfo(SLACK + 8 * MIB)
+    monkeypatch.setattr(DeviceInfo, "here", classmethod(lambda cls: machine))
+    measured = []
+
+    def measure(*args):  # type: ignore[no-untyped-def]
+        measured.append(original(*args))
+        return measured[-1]
+
+    original = step_memory.measure
+    monkeypatch.setattr(step_memory, "measure", measure)
+    llm = LLM(str(tiny_llama), progress=False, max_num_seqs=2, max_num_batched_tokens=16)
+    (step,) = measured
+    runner = llm.core._runner
+    weights = sum(leaf.nbytes for part in runner._params.segments for leaf in part)
+    weights += sum(leaf.nbytes for leaf in runner._params.ends)
+    tables = sum(table.nbytes for table in runner._state.tables)
+    pool = sum(array.nbytes for buffer in runner._state.pages for array in buffer)
+    block = pool // llm.core.ready.num_blocks
+    # Two rows of logits over 272 tokens are in float32; a step can't do with less.
+    assert 2 * 272 * 4 < step < MIB
+    assert 8 * MIB - block < weights + tables + step + pool <= 8 * MIB
+    done = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert len(done[0].outputs[0].token_ids) == 4
+    llm.core.close()
+
+
+def test_xla_is_given_the_share_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    prepare_gpu(0.5)
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.25")  # XLA refuses to be told twice
+    prepare_gpu(0.5)
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+
+
+@pytest.mark.slow
+def test_no_import_of_the_engine_makes_a_client() -> None:
+    """Or the share would come too late."""
+    script = (
+        "import jaxserve.engine.core.engine_process, jaxserve.engine.frontend.llm\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

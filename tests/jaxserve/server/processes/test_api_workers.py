@@ -1,0 +1,200 @@
+"""Several server processes in front of one engine behave as one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxserve.config import ServerConfig
+from jaxserve.errors import ConfigError
+from jaxserve.server.admission import Admission
+from jaxserve.server.observability.worker_stats import WorkerStats
+from jaxserve.server.processes.lifecycle import bound_socket
+
+# A hang guard, not a measurement.
+LIMIT = aiohttp.ClientTimeout(total=120)
+LONG = {"model": "tiny", "prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+PROCESSES = 3
+FLAGS = ("--api-workers", str(PROCESSES), "--drain-timeout", "60")
+
+
+def visitor(server: Any) -> aiohttp.ClientSession:
+    """Each request on a connection of its own: the kernel deals them out."""
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    return aiohttp.ClientSession(server.url, timeout=LIMIT, connector=connector)
+
+
+async def scrape(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The sum of each metric's samples."""
+    async with http.get("/metrics") as response:
+        assert response.status == 200
+        text = await response.text()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+async def last_event(response: aiohttp.ClientResponse) -> str:
+    data = [line async for line in response.content if line.startswith(b"data: ")]
+    return data[-1].decode().removeprefix("data: ").strip()
+
+
+@pytest.mark.slow
+async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]) -> None:
+    server = start_tiny(*FLAGS)
+    async with visitor(server) as http:
+        short = LONG | {"max_tokens": 3, "stream": False}
+        answers = await asyncio.gather(
+            *(http.post("/v1/completions", json=short) for _ in range(24))
+        )
+        assert {answer.status for answer in answers} == {200}
+        readings = await asyncio.gather(*(scrape(http) for _ in range(48)))
+        # Several processes have answered, each for all of them.
+        assert len({reading["process_start_time_seconds"] for reading in readings}) == 1
+        servers = {server.process.pid, *server.family} - {server.engine_pid}
+        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in servers)
+        resident = sum(map(int, pages)) * resource.getpagesize()
+        for reading in readings:
+            assert reading["process_resident_memory_bytes"] == pytest.approx(resident, rel=0.2)
+        assert {reading["vllm:generation_tokens_total"] for reading in readings} == {72.0}
+        assert {reading["vllm:e2e_request_latency_seconds_count"] for reading in readings} == {24.0}
+        assert len({reading["jaxserve:step_duration_seconds_count"] for reading in readings}) == 1
+        models = await asyncio.gather(*(http.get("/v1/models") for _ in range(12)))
+        assert len({await response.text() for response in models}) == 1
+
+        streams = [await http.post("/v1/completions", json=LONG) for _ in range(6)]
+        loads = [await http.get("/load") for _ in range(12)]
+        assert {await load.text() for load in loads} == {'{"server_load":6}'}
+        streams.pop().close()
+        while (await scrape(http))["vllm:num_requests_running"] > 5:
+            await asyncio.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        ends = await asyncio.gather(*map(last_event, streams))
+    assert ends == ["[DONE]"] * 5
+    assert await asyncio.to_thread(server.wait) == 0
+    assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the engine process", "a server process"])
+async def test_a_death_is_told_and_ends_them_all(
+    start_tiny: Callable[..., Any], victim: str
+) -> None:
+    server = start_tiny(*FLAGS)
+    engine, others = server.engine_pid, set(server.family) - {server.engine_pid}
+    assert len(others) == PROCESSES - 1
+    async with visitor(server) as http:
+        streams = [await http.post("/v1/completions", json=LONG) for _ in range(8)]
+        if victim == "the engine process":
+            os.kill(engine, signal.SIGKILL)
+            ends = await asyncio.gather(*map(last_event, streams))
+            assert {json.loads(end)["error"]["code"] for end in ends} == {"engine_dead"}
+        else:
+            os.kill(others.pop(), signal.SIGKILL)
+    assert await asyncio.to_thread(server.wait) == 1
+    assert f"jaxserve: {victim} died" in server.errors()
+    assert victim == "the engine process" or "has left; aborted" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+async def test_each_notices_an_engine_that_is_stuck(start_tiny: Callable[..., Any]) -> None:
+    """Though one alone has asked it for something."""
+    server = start_tiny(*FLAGS, "--stall-timeout", "1")
+    async with visitor(server) as http:
+
+        async def health() -> set[int]:
+            answers = await asyncio.gather(*(http.get("/health") for _ in range(24)))
+            return {answer.status for answer in answers}
+
+        stream = await http.post("/v1/completions", json=LONG)
+        while (await scrape(http))["vllm:num_requests_running"] < 1:
+            await asyncio.sleep(0.05)
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                while await health() != {503}:
+                    await asyncio.sleep(0.1)
+        finally:
+            os.kill(server.engine_pid, signal.SIGCONT)
+        assert await last_event(stream) == "[DONE]"
+        while (await scrape(http))["vllm:num_requests_running"]:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        assert await health() == {200}
+
+
+@pytest.mark.slow
+def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[..., Any]) -> None:
+    server = start_tiny(*FLAGS, wait=False)
+    while len(server.find_family()) < PROCESSES:
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    for pid in (server.process.pid, *server.family):
+        os.kill(pid, signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.errors()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_while_they_start_ends_them_all(
+    start_tiny: Callable[..., Any],
+) -> None:
+    server = start_tiny(*FLAGS, wait=False)
+    while len(server.find_family()) < PROCESSES:
+        assert server.process.poll() is None, server.errors()
+        time.sleep(0.01)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.wait() == 1
+    assert "jaxserve: the engine process died" in server.errors()
+    assert "Traceback" not in server.errors()
+
+
+async def test_gauges_of_processes_are_added_and_the_first_start_holds(tmp_path: Path) -> None:
+    own, other = ProcessCollector(registry=None), CollectorRegistry()
+    ProcessCollector(registry=other)
+    begun = {family.name: family.samples[0].value for family in own.collect()}
+    async with WorkerStats(tmp_path, 1, 2).answering(Admission(), other):
+        joined = await WorkerStats(tmp_path, 0, 2).metrics(own.collect())
+    both = {family.name: family.samples[0].value for family in joined}
+    assert both["process_start_time_seconds"] == begun["process_start_time_seconds"]
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds", "process_max_fds"):
+        assert both[name] == pytest.approx(2 * begun[name], rel=0.3)
+
+
+async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:
+    """The first one serves while the others start, and the last while they end."""
+    alone = WorkerStats(tmp_path, 0, 3)
+    assert await alone.in_flight() == 0
+    own = CounterMetricFamily("requests", "Requests.", 2)
+    assert list(await alone.metrics([own])) == [own]
+    busy = Admission()
+    with busy.admit():
+        async with WorkerStats(tmp_path, 2, 3).answering(busy, CollectorRegistry()):
+            assert await alone.in_flight() == 1
+    assert await alone.in_flight() == 0
+
+
+def test_a_port_in_use_shows_though_it_could_be_shared() -> None:
+    with bound_socket(ServerConfig(port=0, api_workers=2)) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        config = ServerConfig(port=port, api_workers=2)
+        with pytest.raises(ConfigError, match="choose another --port"):
+            bound_socket(config)
+        bound_socket(config, shared=port).close()

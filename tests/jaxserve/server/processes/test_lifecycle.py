@@ -1,0 +1,51 @@
+"""How a server ends, in front of an engine that computes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.engine.frontend.client import EngineClient
+from jaxserve.server.observability.worker_stats import WorkerStats
+from jaxserve.server.processes import lifecycle
+from jaxserve.server.processes.lifecycle import ServerSetup, Stop, bound_socket, until_stopped
+
+
+async def test_probes_hear_of_a_death_before_the_server_ends(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "NOTICE_SECONDS", 1000.0)
+    engine, config, stop = EngineConfig(str(tiny_llama)), ServerConfig(port=0), Stop()
+    client = await EngineClient.start(engine, "bench.fake_engine")
+    assert client._process is not None
+    with bound_socket(config) as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        async with (
+            ServerSetup.of(config).open(client, sock, WorkerStats(client.folder), 0) as (
+                serving,
+                site,
+            ),
+            aiohttp.ClientSession(url) as http,
+        ):
+
+            async def status(path: str) -> int:
+                async with http.get(path) as response:
+                    return response.status
+
+            end = asyncio.create_task(until_stopped(serving, site, stop))
+            assert await status("/health") == 200
+            client._process.send_signal(signal.SIGKILL)
+            await client.wait_dead()
+            paths = ("/health", "/ready", "/v1/models")
+            assert [await status(path) for path in paths] == [503, 503, 503]
+            assert not end.done()
+            stop.signal()
+            stop.signal()
+            assert "engine process died" in (await end or "")
+    gc.unfreeze()

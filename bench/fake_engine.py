@@ -98,7 +98,7 @@ class FakeEngine:
     def _stats(self) -> protocol.EngineStats:
         running = len(self._left)
         return protocol.EngineStats(
-            SchedulerStats(running, 0, 0, 9_999, running, 9_999 - running, 0, 0, 0, 0, 0, 0)
+            SchedulerStats(running, 0, 9_999, running, 9_999 - running, 0, 0, 0, 0)
         )
 
     def _receive(self, wait: bool) -> protocol.ToEngine | None:

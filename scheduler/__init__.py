@@ -1,11 +1,11 @@
 """Requests, block pool, prefix cache and step plans: pure Python, no model, no device."""
 
-from scheduler.config import CacheGroup, PreemptionCosts, SchedulerConfig
+from scheduler.arrival_checks import longest_sequence
+from scheduler.blocks.events import BlockEvent, BlockRemoved, BlockStored, CacheCleared
+from scheduler.config import CacheGroup, SchedulerConfig
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
-from scheduler.events import BlockEvent, BlockRemoved, BlockStored, CacheCleared
-from scheduler.limits import longest_sequence
 from scheduler.plan import Chunk, Draft, SlotStart, StepPlan, StepResult
-from scheduler.request import FinishReason, MediaSpan, Request, Sequence
+from scheduler.request import FinishReason, Request, Sequence
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SchedulerStats
 
@@ -18,8 +18,6 @@ __all__ = [
     "Chunk",
     "Draft",
     "FinishReason",
-    "MediaSpan",
-    "PreemptionCosts",
     "QueueFullError",
     "Request",
     "RequestTooLongError",

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 PolicyName = Literal["fcfs", "priority", "longest-prefix"]
+UNLIMITED = 1 << 62  # blocks or tokens; more than any table can hold
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that cache alike and so share one block table.
+    """Layers that need the same KV of a sequence, and so share one block table.
 
     Args:
         window: a token attends to itself and the window - 1 tokens before it; None: to all.
@@ -19,28 +20,14 @@ class CacheGroup:
     window: int | None = None
 
     def most_blocks(self, num_blocks: int, block_size: int, max_num_batched_tokens: int) -> int:
-        """Blocks of its table of num_blocks that it holds at once, at most: those of a window, of
-        a whole step's tokens, and a ragged edge."""
+        """Most blocks that a table of num_blocks entries holds at once.
+
+        With a window these are the blocks of the window and of one whole step's tokens, and one
+        more, since neither needs to begin at the start of a block.
+        """
         if self.window is None:
             return num_blocks
         return min(num_blocks, -(-(self.window - 1 + max_num_batched_tokens) // block_size) + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptionCosts:
-    """Estimates by which a preemption is made cheap; subclass it to decide otherwise.
-
-    Args:
-        seconds_per_token: to compute a token again.
-        seconds_per_block: to copy a block one way between device and host.
-    """
-
-    seconds_per_token: float = 20e-6
-    seconds_per_block: float = 100e-6
-
-    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether copying num_blocks out and back beats computing num_tokens again."""
-        return 2 * num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +39,17 @@ class SchedulerConfig:
         block_size: tokens a block holds.
         max_num_seqs: most sequences that run at once; the number of slots.
         max_num_batched_tokens: token budget of a step; at least a token (and its drafts) for
-            each slot, so that no running decode ever has to sit out a step.
+            each slot, so that every running decode gets a token in every step.
         max_model_len: most tokens of prompt and output together.
         enable_prefix_caching: find the blocks of tokens that were computed before.
-        policy: who waits first and who is preempted first.
-        long_prefill_token_threshold: most tokens one prompt gets in a step while others wait;
-            0 is no limit.
-        watermark: share of the pool that an admission leaves free for running sequences to grow
-            into (not while nothing runs).
-        max_queued_requests, max_queued_tokens: more waiting than this is refused; None: no limit.
+        policy: the order in which waiting sequences start and running ones are preempted.
+        max_queued_requests: most waiting sequences, for Scheduler.check_queue; None: no limit.
         cache_groups: one block table each, over the one pool.
-        num_host_blocks: blocks of host memory to swap to; 0: preempt by recompute only.
-        preemption_costs: chooses between recompute and swap.
         max_draft_tokens: most draft tokens of one sequence in one step.
         enable_events: keep a log of block events (Scheduler.take_events).
+
+    Raises:
+        ValueError: a value is out of range; names it.
     """
 
     num_blocks: int
@@ -75,13 +59,8 @@ class SchedulerConfig:
     max_model_len: int = 8192
     enable_prefix_caching: bool = True
     policy: PolicyName = "fcfs"
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.0
     max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
     cache_groups: tuple[CacheGroup, ...] = (CacheGroup(),)
-    num_host_blocks: int = 0
-    preemption_costs: PreemptionCosts = PreemptionCosts()
     max_draft_tokens: int = 0
     enable_events: bool = False
 
@@ -91,11 +70,8 @@ class SchedulerConfig:
             "block_size": 1,
             "max_num_seqs": 1,
             "max_model_len": 2,
-            "long_prefill_token_threshold": 0,
-            "num_host_blocks": 0,
             "max_draft_tokens": 0,
             "max_queued_requests": 1,
-            "max_queued_tokens": 1,
         }
         for name, low in lows.items():
             value = getattr(self, name)
@@ -107,8 +83,6 @@ class SchedulerConfig:
                 f"max_num_batched_tokens must be at least max_num_seqs x (1 + max_draft_tokens) "
                 f"= {rows}; it was {self.max_num_batched_tokens}"
             )
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"watermark must be in [0, 1); it was {self.watermark}")
         if not self.cache_groups:
             raise ValueError("cache_groups must name at least one group")
         if any(g.window is not None and g.window < 1 for g in self.cache_groups):

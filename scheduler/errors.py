@@ -1,10 +1,10 @@
-"""Typed refusals. The package stands alone, so its hierarchy starts here; the engine translates."""
+"""The scheduler's errors. The package imports nothing of ours; the engine translates them."""
 
 from __future__ import annotations
 
 
 class SchedulerError(Exception):
-    """Base of every error the scheduler raises on purpose."""
+    """Base of every error that the scheduler raises on purpose."""
 
 
 class RequestTooLongError(SchedulerError, ValueError):
@@ -20,10 +20,10 @@ class RequestTooLongError(SchedulerError, ValueError):
 
 
 class QueueFullError(SchedulerError):
-    """Too many requests or tokens wait already: the same request may be taken later.
+    """Too many requests wait already: the same request may be accepted later.
 
     Args:
-        limit: the limit that was reached, in requests or tokens as the message says.
+        limit: most requests that may wait.
     """
 
     def __init__(self, message: str, limit: int) -> None:

@@ -27,9 +27,10 @@ class SlotStart:
 
     Args:
         block_ids: its whole block table so far, one list a cache group. Entries that lie wholly
-            before a group's window are 0, and stay as they are when the window moves on.
-        num_computed_tokens: tokens whose KV is already there (prefix-cache hits, a fork's shared
-            tokens, or what was swapped in).
+            before a group's window are 0. Entries that the window leaves behind later are not
+            updated.
+        num_computed_tokens: tokens whose KV is already in those blocks (prefix-cache hits, or
+            tokens that a fork shares).
     """
 
     slot: int
@@ -69,7 +70,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Apply in this order: swap_outs, copies, swap_ins, starts, new_blocks; then run.
+    """One step. Apply in this order: copies, starts, new_blocks; then run the rows.
 
     Args:
         step: counts plans from 0.
@@ -83,8 +84,6 @@ class StepPlan:
         num_tokens: tokens the step computes, the sum over rows, drafts included.
         drafts: decode rows with draft tokens; Scheduler.draft is the only source of them. Such a
             row isn't planned again before its results are known.
-        swap_outs: (device block, host block) pairs to copy to host memory.
-        swap_ins: (host block, device block) pairs to copy back.
     """
 
     step: int
@@ -95,8 +94,6 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     num_tokens: int = 0
     drafts: tuple[Draft, ...] = ()
-    swap_outs: tuple[tuple[int, int], ...] = ()
-    swap_ins: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Who is admitted next, and who is preempted first.
+"""The queue of waiting sequences: which one is admitted next, and which one is preempted first.
 
-The head of an fcfs or priority queue is never passed over: a long request at the head waits for
-blocks while shorter ones wait behind it. Its wait is bounded, since nothing newer takes the blocks
-that running sequences give back, and so is that of the others, since each sequence has a token
-limit. Longest-prefix passes a request over a fixed number of times at most.
+Under fcfs and priority nothing overtakes the head of the queue: while a long request at the head
+waits for blocks, shorter ones wait behind it. Its wait is bounded, since nothing newer takes the
+blocks that running sequences release, and so is that of the others, since each sequence has a
+token limit. Under longest-prefix a request is overtaken a fixed number of times at most.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ class Fcfs:
         return None
 
     def pop(self) -> Sequence:
-        """Takes out the one that peek() just named."""
+        """Removes the one that peek() just returned."""
         return heapq.heappop(self._heap)[1]
 
     def discard(self, sequence: Sequence) -> None:
-        """Notes that a queued sequence has ended; its entry goes when it surfaces, or in bulk."""
+        """Notes that a queued sequence has ended. Its entry is removed when it comes to the head,
+        or with all other such entries once they are more than half."""
         self._stale += 1
         if self._stale > len(self._heap) // 2:
             self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
@@ -60,7 +61,7 @@ class Fcfs:
 
 
 class Priority(Fcfs):
-    """Lowest number first, then earliest. Preempts the highest number, then the newest."""
+    """Lowest number first, then the earliest. Preempts the highest number, then the newest."""
 
     def key(self, sequence: Sequence) -> Key:
         request = sequence.request
@@ -68,49 +69,52 @@ class Priority(Fcfs):
 
 
 class LongestPrefix(Fcfs):
-    """Of the REACH oldest, the one with most cached tokens; the oldest, after PATIENCE others.
+    """Of the oldest NUM_CANDIDATES, the one with most cached tokens.
 
-    Looks only at the few oldest, so that an admission costs the same however long the queue is.
+    Only a fixed number is compared, so that an admission costs the same however long the queue is.
+    After MAX_OVERTAKEN admissions of others in a row the oldest is next, whatever is cached.
     """
 
-    REACH = 16
-    PATIENCE = 32
+    NUM_CANDIDATES = 16
+    MAX_OVERTAKEN = 32
 
     def __init__(self, count_hits: Callable[[Sequence], int]) -> None:
         super().__init__()
         self._count_hits = count_hits
-        self._near: list[tuple[Key, Sequence]] = []  # the oldest, sorted; the rest is in the heap
-        self._passed = 0  # admissions since the oldest came first
+        self._oldest: list[tuple[Key, Sequence]] = []  # sorted; the others are in the heap
+        self._overtaken = 0  # admissions in a row before the oldest
         self._chosen = 0
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._near)
+        return super().__len__() + len(self._oldest)
 
     def push(self, sequence: Sequence) -> None:
-        insort(self._near, (self.key(sequence), sequence))
-        if len(self._near) > self.REACH or (self._heap and self._heap[0][0] < self._near[-1][0]):
-            heapq.heappush(self._heap, self._near.pop())
+        insort(self._oldest, (self.key(sequence), sequence))
+        if len(self._oldest) > self.NUM_CANDIDATES or (
+            self._heap and self._heap[0][0] < self._oldest[-1][0]
+        ):
+            heapq.heappush(self._heap, self._oldest.pop())
 
     def peek(self) -> Sequence | None:
-        while len(self._near) < self.REACH and (oldest := super().peek()) is not None:
-            self._near.append((self.key(oldest), super().pop()))
-        if not self._near:
+        while len(self._oldest) < self.NUM_CANDIDATES and (oldest := super().peek()) is not None:
+            self._oldest.append((self.key(oldest), super().pop()))
+        if not self._oldest:
             return None
         self._chosen = 0
-        if self._passed < self.PATIENCE:
-            hits = [self._count_hits(sequence) for _, sequence in self._near]
+        if self._overtaken < self.MAX_OVERTAKEN:
+            hits = [self._count_hits(sequence) for _, sequence in self._oldest]
             self._chosen = hits.index(max(hits))
-        return self._near[self._chosen][1]
+        return self._oldest[self._chosen][1]
 
     def pop(self) -> Sequence:
-        self._passed = self._passed + 1 if self._chosen else 0
-        return self._near.pop(self._chosen)[1]
+        self._overtaken = self._overtaken + 1 if self._chosen else 0
+        return self._oldest.pop(self._chosen)[1]
 
     def discard(self, sequence: Sequence) -> None:
         entry = (self.key(sequence), sequence)
-        if entry in self._near:
-            self._passed = 0 if entry == self._near[0] else self._passed
-            self._near.remove(entry)
+        if entry in self._oldest:
+            self._overtaken = 0 if entry == self._oldest[0] else self._overtaken
+            self._oldest.remove(entry)
         else:
             super().discard(sequence)
 

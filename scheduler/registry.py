@@ -1,4 +1,4 @@
-"""Registry: the requests that haven't ended, their sequences, and the ids that may end them."""
+"""Registry: the requests that haven't ended, their sequences, and all their stop ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from scheduler.request import Request, Sequence, Status
 
 
 class Registry:
-    """Which sequences are alive, by request id."""
+    """The sequences that haven't ended, by request id."""
 
     def __init__(self) -> None:
-        self.stops: set[int] = set()  # of all that are alive: most tokens are in none
-        self.num_live = 0
-        self.num_ended = 0
+        self.stops: set[int] = set()  # of all live requests: most sampled tokens are not in it
+        self.num_live = 0  # sequences
+        self.num_ended = 0  # sequences, since the start
         self._live: dict[str, list[Sequence]] = {}
-        self._num_samples: dict[str, int] = {}  # that a request ever had
+        self._num_samples: dict[str, int] = {}  # that a live request ever had
         self._num_requests = 0
         self._stop_counts: Counter[int] = Counter()
 
@@ -24,15 +24,15 @@ class Registry:
 
     @property
     def request_ids(self) -> list[str]:
-        """Of the requests, oldest first."""
+        """Ids of the live requests, oldest first."""
         return list(self._live)
 
     def sequences(self, request_id: str) -> list[Sequence]:
-        """Those alive, oldest first; none for an unknown id."""
+        """A request's live sequences, oldest first; none for an unknown id."""
         return list(self._live.get(request_id, ()))
 
     def started(self, updated: int) -> list[str]:
-        """Requests of which a sequence holds a slot or blocks, or has a token in flight.
+        """Ids of requests of which a sequence holds a slot or blocks, or has a token in flight.
 
         Args:
             updated: the last step whose results are known.
@@ -40,11 +40,11 @@ class Registry:
         return [
             request_id
             for request_id, sequences in self._live.items()
-            if any(s.status >= Status.FORKED or s.hold_step > updated for s in sequences)
+            if any(s.status >= Status.FORKED or s.last_step > updated for s in sequences)
         ]
 
     def add_request(self, request: Request, limit: int) -> list[Sequence]:
-        """Makes its n sequences, of at most `limit` output tokens each."""
+        """Creates its n sequences, of at most `limit` output tokens each."""
         samples = [
             Sequence(request, index, order=self._num_requests, limit=limit)
             for index in range(request.n)
@@ -59,7 +59,7 @@ class Registry:
         return list(samples)
 
     def add_fork(self, parent: Sequence) -> Sequence:
-        """Makes one more sequence of a request; its tokens are to be filled in."""
+        """Creates one more sequence of a live request. The caller sets its output tokens."""
         request_id = parent.request.request_id
         child = Sequence(
             parent.request, self._num_samples[request_id], order=parent.order, limit=parent.limit
@@ -70,6 +70,7 @@ class Registry:
         return child
 
     def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that has ended, and its request with the last of them."""
         request = sequence.request
         samples = self._live[request.request_id]
         samples.remove(sequence)

@@ -1,4 +1,4 @@
-"""Request: what was asked. Sequence: one running sample of it, with its tokens and its blocks."""
+"""Request: what a client asked for. Sequence: one sample of it, with its tokens and its blocks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ from enum import IntEnum
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSpan:
-    """Prompt positions that stand for media: their token ids alone don't tell their content.
-
-    Args:
-        start, length: the positions, in tokens.
-        digest: hash of the content.
-    """
-
-    start: int
-    length: int
-    digest: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -34,10 +20,9 @@ class Request:
         priority: lower runs first (policy `priority` only).
         arrival_time: seconds; breaks ties among equal priorities.
         cache_salt: only requests with the same salt share cached blocks.
-        payload: opaque to the scheduler; the runner's sampling settings.
+        payload: the scheduler doesn't read it; the runner's sampling settings.
         n: samples of the one prompt; they share the prompt's full blocks.
         adapter: identifies the adapter by its weights (not by name); None is the base model.
-        media: prompt spans whose content the token ids don't tell.
         read_prefix_cache: False computes every prompt token (for prompt logprobs).
         await_tokens: what may follow a token depends on it (a beam), so no step is planned for
             a sample while its last token is in flight.
@@ -54,31 +39,30 @@ class Request:
     payload: Any = None
     n: int = 1
     adapter: bytes | None = None
-    media: tuple[MediaSpan, ...] = ()
     read_prefix_cache: bool = True
     await_tokens: bool = False
 
 
 class Status(IntEnum):
-    """Where a sequence is in its life."""
+    """What a sequence does at present."""
 
-    HELD = 0  # waits for another sample's prompt, to share it
+    HELD = 0  # waits for another sample's prompt, to share its blocks
     WAITING = 1  # in the queue
     FORKED = 2  # shares blocks, and gets a slot in the next step
     PREFILL = 3  # has slot and blocks; known tokens are left to compute
-    DECODE = 4  # has slot and blocks; one token a step, in bulk
+    DECODE = 4  # has slot and blocks; one token in every step (DecodeRows)
     DRAFT = 5  # has slot and blocks; the next step verifies drafts, or one in flight does
-    LAST = 6  # its last token is in flight; slot and blocks are given back already
+    LAST = 6  # its last token is in flight; slot and blocks are freed already
     ENDED = 7
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample of a request. The scheduler alone writes it; the engine reads it.
+    """One sample of a request. The scheduler alone writes it.
 
-    The engine's: request, index, slot (-1 without one), output_token_ids, num_cached_tokens
-    (prefix-cache hits of the first admission), num_preemptions, finish_reason, stop_reason.
-    The rest is the scheduler's own.
+    The engine reads request, index, slot (-1 without one), output_token_ids, num_cached_tokens
+    (prefix-cache hits of the first admission), num_preemptions, finish_reason and stop_reason.
+    The other fields are the scheduler's own.
     """
 
     request: Request
@@ -92,18 +76,16 @@ class Sequence:
 
     num_prompt: int = field(init=False)  # prompt tokens
     order: int = 0  # of arrival
-    limit: int = 0  # most output tokens, max_model_len counted in
+    limit: int = 0  # most output tokens, max_model_len taken into account
     status: Status = Status.HELD
-    num_computed: int = 0  # tokens whose KV is planned; stale in DECODE, where it is step - base
-    base: int = 0
+    num_computed: int = 0  # tokens whose KV is planned; not kept up to date in DECODE: position()
+    decode_offset: int = 0  # step - position, the same in every step while in DECODE
     end_step: int = -1  # first step without a row for it, in DECODE and LAST
-    num_queued: int = 0  # known tokens when it was queued
-    hold_step: int = -1  # rows up to this step may be in flight: not to be admitted before
-    row: int = -1  # index among the bulk decode rows
-    tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where a window let go
-    host_tables: tuple[list[int | None], ...] = ()  # host block ids, while swapped out
+    last_step: int = -1  # when it was preempted: the last step that may have a row of it
+    row: int = -1  # index among the decode rows
+    tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where before the window
     hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
-    num_registered: int = 0  # blocks that the prefix cache has been told of
+    num_registered: int = 0  # leading blocks that are in the prefix cache
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt_token_ids)
@@ -112,6 +94,10 @@ class Sequence:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return self.num_prompt + len(self.output_token_ids)
+
+    def position(self, step: int) -> int:
+        """Position of the first token that is not planned before `step`."""
+        return step - self.decode_offset if self.status is Status.DECODE else self.num_computed
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens [start, stop)."""

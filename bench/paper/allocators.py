@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler import Scheduler, SchedulerConfig, Sequence
-from scheduler.tables import BlockTables, Growth
+from scheduler.blocks.tables import BlockTables, Growth
 
 
 class BuddyAllocator:
@@ -82,7 +82,7 @@ class ReservingTables(BlockTables):
     def blocks_for(self, sequence: Sequence) -> int:
         return -(-self.reserve(sequence) // self.block_size)
 
-    def admit(self, sequence: Sequence, hits: tuple[list[int], ...], spare: int) -> bool:
+    def admit(self, sequence: Sequence, hits: tuple[list[int], ...]) -> bool:
         if self._whole_batches and any(held.output_token_ids for held in self._held):
             return False
         count = self.blocks_for(sequence)

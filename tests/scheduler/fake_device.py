@@ -16,12 +16,9 @@ VOCABULARY = 7
 Entry = tuple[int, bytes]  # position, digest of all tokens up to it
 
 
-def extend(digest: bytes, request: Request, position: int, token: int) -> bytes:
-    """The KV of one more token: of its id, or of the media that it stands for."""
-    media = b"".join(
-        span.digest for span in request.media if span.start <= position < span.start + span.length
-    )
-    return blake2b(digest + bytes([token]) + media, digest_size=8).digest()
+def extend(digest: bytes, token: int) -> bytes:
+    """The KV of one more token."""
+    return blake2b(digest + bytes([token]), digest_size=8).digest()
 
 
 def sample(digest: bytes, seed: int, output_position: int) -> int:
@@ -44,8 +41,8 @@ def continue_alone(
 ) -> list[int]:
     """The whole output that a request gets with the device for itself, from `output` on."""
     digest = root_of(request)
-    for position, token in enumerate(request.prompt_token_ids + output):
-        digest = extend(digest, request, position, token)
+    for token in request.prompt_token_ids + output:
+        digest = extend(digest, token)
     output = list(output)
     length = len(request.prompt_token_ids)
     room = max_model_len - length
@@ -53,7 +50,7 @@ def continue_alone(
         output.append(sample(digest, seed_of(request, index), len(output)))
         if output[-1] in request.stop_token_ids and len(output) >= request.min_tokens:
             break
-        digest = extend(digest, request, length + len(output) - 1, output[-1])
+        digest = extend(digest, output[-1])
     return output
 
 
@@ -71,9 +68,8 @@ class Slot:
     last_token: int = -1
 
     def compute(self, token: int) -> None:
-        request, position = self.sequence.request, len(self.digests)
-        before = self.digests[-1] if self.digests else root_of(request)
-        self.digests.append(extend(before, request, position, token))
+        before = self.digests[-1] if self.digests else root_of(self.sequence.request)
+        self.digests.append(extend(before, token))
 
 
 @dataclass
@@ -95,7 +91,6 @@ class FakeDevice:
         self.windows = [group.window for group in config.cache_groups]
         self.size = config.block_size
         self.kv: dict[tuple[int, int], Entry] = {}
-        self.host: dict[tuple[int, int], Entry] = {}
         self.slots: dict[int, Slot] = {}
         self.steps = 0
 
@@ -129,12 +124,8 @@ class FakeDevice:
         return sampled, drafted
 
     def _apply(self, plan: StepPlan) -> None:
-        for source, target in plan.swap_outs:
-            self._copy(self.kv, source, self.host, target)
         for source, target in plan.copies:
-            self._copy(self.kv, source, self.kv, target)
-        for source, target in plan.swap_ins:
-            self._copy(self.host, source, self.kv, target)
+            self._copy(source, target)
         for start in plan.starts:
             sequence = start.sequence
             tables = [dict(enumerate(ids)) for ids in start.block_ids]
@@ -145,17 +136,11 @@ class FakeDevice:
         for slot, group, index, block in plan.new_blocks:
             self.slots[slot].table[group][index] = block
 
-    def _copy(
-        self,
-        source: dict[tuple[int, int], Entry],
-        source_block: int,
-        target: dict[tuple[int, int], Entry],
-        target_block: int,
-    ) -> None:
+    def _copy(self, source: int, target: int) -> None:
         for offset in range(self.size):
-            target.pop((target_block, offset), None)
-            if (source_block, offset) in source:
-                target[target_block, offset] = source[source_block, offset]
+            self.kv.pop((target, offset), None)
+            if (source, offset) in self.kv:
+                self.kv[target, offset] = self.kv[source, offset]
 
     def _place(self, slot: Slot, group: int, position: int) -> tuple[int, int]:
         block = slot.table[group][position // self.size]

@@ -1,4 +1,4 @@
-"""Who may start, and who is told at once that it never will."""
+"""Which requests start, and which are refused when they arrive."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ def test_a_prompt_longer_than_the_model_is_refused_with_the_limit() -> None:
     assert not loop.scheduler.has_unfinished
 
 
-def test_a_full_queue_refuses_requests_and_tokens() -> None:
-    loop = Loop(make_config(max_queued_requests=2, max_queued_tokens=20))
+def test_a_full_queue_refuses_requests() -> None:
+    loop = Loop(make_config(max_queued_requests=2))
+    loop.scheduler.check_queue()
     loop.add_prompt("a", [1] * 9)
-    with pytest.raises(QueueFullError, match="12 tokens more than the 9 that wait"):
-        loop.add_prompt("b", [1] * 12)
+    loop.scheduler.check_queue()
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        loop.scheduler.check_queue(num_elsewhere=1)
     loop.add_prompt("c", [1] * 9)
     with pytest.raises(QueueFullError, match="2 requests wait") as caught:
-        loop.add_prompt("d", [1])
+        loop.scheduler.check_queue()
     assert caught.value.limit == 2
     loop.step()
-    loop.add_prompt("d", [1])
+    loop.scheduler.check_queue(num_elsewhere=1)
     loop.run()
 
 
@@ -61,19 +63,6 @@ def test_an_id_in_use_an_empty_prompt_and_no_output_are_refused() -> None:
             loop.add_prompt(name, **changes)
     loop.run()
     loop.add_prompt("a")
-    loop.run()
-
-
-def test_the_watermark_leaves_blocks_for_what_runs_but_not_for_nothing() -> None:
-    loop = Loop(make_config(num_blocks=11, watermark=0.3))
-    first = loop.add_prompt("a", [1] * 36)  # nine of ten blocks, alone
-    loop.step()
-    assert first.slot == 0
-    loop.abort("a")
-    loop.add_prompt("b", [2] * 16)
-    second = loop.add_prompt("c", [3] * 16)  # four of six, three of which must stay free
-    loop.step()
-    assert second.slot == -1
     loop.run()
 
 

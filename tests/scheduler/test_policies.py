@@ -1,4 +1,4 @@
-"""Who comes first."""
+"""In which order waiting requests start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_longest_prefix_passes_nobody_over_for_ever() -> None:
         loop.add_prompt(f"hot{waited}", [*WARM, waited % 7], max_tokens=1)
         loop.step()
         waited += 1
-        assert waited <= LongestPrefix.PATIENCE + 1
+        assert waited <= LongestPrefix.MAX_OVERTAKEN + 1
     loop.run()
 
 
@@ -67,7 +67,7 @@ def test_longest_prefix_looks_at_a_fixed_number_of_requests() -> None:
         loop.add_prompt(str(number))
         policy.push(loop.sequences[-1])
     assert policy.peek() is loop.sequences[0]
-    assert len(looked) == LongestPrefix.REACH
+    assert len(looked) == LongestPrefix.NUM_CANDIDATES
     loop.run()
 
 

@@ -1,10 +1,10 @@
-"""What is found, by whom, and how much of it."""
+"""Prefix cache: which blocks a request finds, and which it must not."""
 
 from __future__ import annotations
 
-from scheduler import BlockRemoved, BlockStored, CacheCleared, MediaSpan, Request
-from scheduler.hashing import block_digests, root_digest
-from scheduler.tables import REGISTER_EVERY
+from scheduler import BlockRemoved, BlockStored, CacheCleared, Request
+from scheduler.blocks.hashing import block_digests, root_digest
+from scheduler.blocks.tables import REGISTER_EVERY
 from tests.scheduler.harness import Loop, make_config, make_request
 
 PROMPT = [1, 2, 3, 4, 5, 6, 0, 1, 2, 3]  # two full blocks and a half
@@ -46,7 +46,7 @@ def test_generated_blocks_are_found_too() -> None:
     assert second.num_cached_tokens == 20
 
 
-def test_salts_adapters_and_media_keep_apart_and_are_tagged() -> None:
+def test_salts_and_adapters_share_nothing_and_are_tagged() -> None:
     def request(name: str, **changes: object) -> Request:
         return make_request(name, PROMPT, **changes)
 
@@ -55,29 +55,20 @@ def test_salts_adapters_and_media_keep_apart_and_are_tagged() -> None:
         request("b", cache_salt="x"),
         request("b", adapter=b"x"),
         request("b", adapter=b"y"),
-        request("b", media=(MediaSpan(0, 2, b"x"),)),
     ]
     for other in others:
         assert second_hits(plain, other) == 0
         again = make_request("c", PROMPT, cache_salt=other.cache_salt, adapter=other.adapter)
-        again.media = other.media
         assert second_hits(other, again) == 8
-    roots = [root_digest(each) for each in [plain, *others[:3]]]
+    roots = [root_digest(each) for each in [plain, *others]]
     assert len(set(roots)) == 4
     forged = root_digest(request("d", cache_salt="x7:adapter:1:x"))
     assert forged != root_digest(request("d", cache_salt="x", adapter=b"x"))
 
 
-def test_media_count_from_the_block_that_they_touch() -> None:
-    image, other = MediaSpan(5, 2, b"cat"), MediaSpan(5, 2, b"dog")
-    first = make_request("a", PROMPT, media=(image,))
-    assert second_hits(first, make_request("b", PROMPT, media=(other,))) == 4
-    assert second_hits(first, make_request("b", PROMPT)) == 4
-
-
 def test_hashes_are_cryptographic_and_of_at_least_128_bits() -> None:
     request = make_request("a", PROMPT)
-    digests = block_digests(request, root_digest(request), PROMPT, 0, 4)
+    digests = block_digests(root_digest(request), PROMPT, 4)
     assert len(digests) == 2
     assert all(len(digest) * 8 >= 128 for digest in digests)
 

@@ -5,7 +5,6 @@ SCHEDULER_EXAMPLES sets how many runs are tried (a long run: SCHEDULER_EXAMPLES=
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler import (
     CacheGroup,
-    PreemptionCosts,
     QueueFullError,
     RequestTooLongError,
     SchedulerConfig,
@@ -47,12 +45,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_model_len=draw(st.integers(8, 40)),
         enable_prefix_caching=draw(st.booleans()),
         policy=draw(st.sampled_from(("fcfs", "priority", "longest-prefix"))),
-        long_prefill_token_threshold=draw(st.sampled_from((0, 3))),
-        watermark=draw(st.sampled_from((0.0, 0.2))),
         max_queued_requests=draw(st.sampled_from((None, 6))),
         cache_groups=draw(groups),
-        num_host_blocks=draw(st.sampled_from((0, 8, 30))),
-        preemption_costs=PreemptionCosts(draw(st.sampled_from((1e-3, 1.0))), 1e-3),
         max_draft_tokens=max_draft_tokens,
         enable_events=draw(st.booleans()),
     )
@@ -111,10 +105,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(request.prompt_token_ids) >= scheduler.max_model_len:
             with pytest.raises(RequestTooLongError):
                 self.loop.add(request)
-        elif most is not None and scheduler.stats().waiting >= most:
-            with contextlib.suppress(QueueFullError):  # samples that are held don't count
-                self.loop.add(request)
+        elif most is not None and scheduler.num_queued >= most:
+            with pytest.raises(QueueFullError):
+                scheduler.check_queue()
         else:
+            scheduler.check_queue()
             self.loop.add(request)
 
     @rule(steps=st.integers(1, 8))

@@ -24,7 +24,7 @@ def test_each_client_gets_its_own_and_one_of_them_the_step(tmp_path: Path) -> No
         outboxes.add(client)
     ids = [protocol.RequestIds(client).new("me/2-x") for client in (2, 0, 2)]
     outputs = [protocol.Output(own_id, [n]) for n, own_id in enumerate(ids)]
-    reading = SchedulerStats(*range(12))
+    reading = SchedulerStats(*range(9))
     outboxes.tell(outputs, protocol.EngineStats(reading, 3, 0.5, 0.25, 7, 1.5))
 
     told = [protocol.decode_to_client(inbox.recv()) for inbox in inboxes]

@@ -1,8 +1,8 @@
-"""BlockPool: equal blocks with reference counts, and the cache of blocks found by content.
+"""BlockPool: equal blocks with reference counts, and an index of the full ones by content.
 
 Every operation is O(1) a block, whatever the size of the pool. A free block is either plain or
-cached (still findable by its hash); plain ones are taken first, cached ones in the order in which
-they were freed.
+cached (still found by its hash); plain ones are taken first, then cached ones in the order in
+which they were freed (LRU).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from scheduler.events import BlockEvent, BlockRemoved, CacheCleared
+from scheduler.blocks.events import BlockEvent, BlockRemoved, CacheCleared
 
-NULL_BLOCK = 0  # padding writes there; nobody owns it
+NULL_BLOCK = 0  # padding is written there; no sequence owns it
 
 
 class BlockPool:
@@ -20,7 +20,7 @@ class BlockPool:
 
     Args:
         num_groups: cache groups; each finds its own blocks only.
-        log: where to note blocks that are no longer findable.
+        log: gets an event for each block that can no longer be found.
     """
 
     def __init__(
@@ -30,12 +30,13 @@ class BlockPool:
         self._log = log
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        # Free but findable: a ring of links through the null block, the first to leave after it.
+        # Free cached blocks: a doubly linked ring through the null block, the next to be evicted
+        # right after it.
         self._next = [NULL_BLOCK] * num_blocks
         self._previous = [NULL_BLOCK] * num_blocks
         self._num_cached = 0
         self._by_hash: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
-        self._digests: list[bytes | None] = [None] * num_blocks  # of findable blocks
+        self._digests: list[bytes | None] = [None] * num_blocks  # of blocks in _by_hash
 
     @property
     def num_free(self) -> int:
@@ -51,7 +52,7 @@ class BlockPool:
         return self._references[block]
 
     def take(self) -> int:
-        """Takes a free block, which is then no longer findable. Check num_free first."""
+        """Takes a free block; its cached content is forgotten. Check num_free first."""
         block = self._plain.pop() if self._plain else self._evict(1)[0]
         self._references[block] = 1
         return block
@@ -69,7 +70,7 @@ class BlockPool:
         return blocks
 
     def _evict(self, count: int) -> list[int]:
-        """Takes the cached blocks that were freed first, and forgets their content."""
+        """Takes the cached blocks that were freed first; their content is forgotten."""
         digests, following = self._digests, self._next
         blocks, block = [], NULL_BLOCK
         for _ in range(count):
@@ -87,7 +88,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Holds blocks once more (free cached ones revive). Null blocks are passed over."""
+        """Adds a reference to each block; free cached ones are in use again. Skips null blocks."""
         references = self._references
         for block in blocks:
             if block != NULL_BLOCK:
@@ -101,7 +102,8 @@ class BlockPool:
         self._num_cached -= 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Lets go of blocks; cached ones are reused in this order. Null blocks are passed over."""
+        """Drops a reference to each block; cached ones are evicted in this order. Skips null
+        blocks."""
         references, digests, plain = self._references, self._digests, self._plain
         previous, following, last = self._previous, self._next, self._previous[NULL_BLOCK]
         for block in blocks:
@@ -120,7 +122,7 @@ class BlockPool:
         following[last], previous[NULL_BLOCK] = NULL_BLOCK, last
 
     def find(self, group: int, digest: bytes) -> int | None:
-        """The block with this content, used or free."""
+        """The block with this content, in use or free."""
         return self._by_hash[group].get(digest)
 
     def find_leading(self, group: int, digests: list[bytes]) -> list[int]:
@@ -129,11 +131,11 @@ class BlockPool:
         return [block for block in takewhile(bool, found) if block]  # no found block is null
 
     def is_exclusive(self, block: int) -> bool:
-        """Whether its one holder may write to it: nobody else holds it or can find it."""
+        """Whether its holder may write to it: one table holds it, and it isn't in the cache."""
         return self._references[block] == 1 and self._digests[block] is None
 
     def register(self, group: int, blocks: list[int], digests: list[bytes]) -> None:
-        """Makes used blocks findable, but for null blocks and content that is findable already."""
+        """Adds used blocks to the cache, except null blocks and content that is in it already."""
         known, digest_of = self._by_hash[group], self._digests
         for block, digest in zip(blocks, digests, strict=True):
             if digest not in known and block != NULL_BLOCK:

@@ -1,4 +1,4 @@
-"""What happened to cached blocks, for a router that wants to know what each engine has cached."""
+"""Changes of the prefix cache, for a router that tracks what each engine has cached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A full block became findable.
+    """A full block was added to the prefix cache.
 
     Args:
         group: cache group.

@@ -1,21 +1,20 @@
-"""BlockTables: which blocks each sequence holds, in every cache group, over one pool."""
+"""BlockTables: gives blocks to sequences, one table a cache group, from one pool."""
 
 from __future__ import annotations
 
-from scheduler.blocks import NULL_BLOCK, BlockPool
-from scheduler.config import SchedulerConfig
-from scheduler.events import BlockEvent, BlockStored
-from scheduler.hashing import block_digests, root_digest
-from scheduler.limits import UNLIMITED
+from scheduler.blocks.events import BlockEvent, BlockStored
+from scheduler.blocks.hashing import block_digests, root_digest
+from scheduler.blocks.pool import NULL_BLOCK, BlockPool
+from scheduler.config import UNLIMITED, SchedulerConfig
 from scheduler.request import Sequence
 
 # (group, index in the table, block, block to copy into it first or the null block)
 Growth = tuple[int, int, int, int]
-REGISTER_EVERY = 8  # blocks that a running decode generates
+REGISTER_EVERY = 8  # full blocks that a running decode collects before they are hashed
 
 
 class BlockTables:
-    """Gives blocks to sequences and takes them back; the only owner of the pool."""
+    """The only code that takes blocks from the pool and returns them."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
@@ -23,7 +22,7 @@ class BlockTables:
         self.pool = BlockPool(config.num_blocks, len(config.cache_groups), self.log)
         self.windows = tuple(group.window for group in config.cache_groups)
         self.has_windows = any(self.windows)
-        # One table that ends where its tokens do: a decode's next block always goes to its end.
+        # One table that ends where its tokens do, so that a decode's next block is always appended.
         self.is_simple = self.windows == (None,) and not config.max_draft_tokens
         self._caching = config.enable_prefix_caching
         self._spans = tuple(
@@ -39,7 +38,7 @@ class BlockTables:
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def _ends(self, position: int, num_tokens: int) -> list[int]:
-        """Length of each group's table when `position` of num_tokens is computed next."""
+        """Length that each group's table needs for num_tokens when `position` is computed next."""
         num_blocks = -(-num_tokens // self.block_size)
         return [
             min(num_blocks, self._first(group, position) + span)
@@ -49,18 +48,18 @@ class BlockTables:
     # -- prefix cache
 
     def hash_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Brings sequence.hashes up to the full blocks of its first num_tokens."""
+        """Extends sequence.hashes to all full blocks of its first num_tokens."""
         hashes, size = sequence.hashes, self.block_size
         start, stop = len(hashes) * size, num_tokens // size * size
         if self._caching and start < stop:
             parent = hashes[-1] if hashes else root_digest(sequence.request)
             tokens = sequence.token_ids(start, stop)
-            hashes.extend(block_digests(sequence.request, parent, tokens, start, size))
+            hashes.extend(block_digests(parent, tokens, size))
 
     def lookup(self, sequence: Sequence) -> tuple[list[int], ...]:
-        """The cached blocks that its tokens begin with, a table a group; not yet held.
+        """The longest cached prefix of its tokens: a list of blocks a group, no reference taken.
 
-        At least one known token is left to compute.
+        At least one known token is left to compute: a step needs a row to sample from.
         """
         if not (self._caching and sequence.request.read_prefix_cache):
             return tuple([] for _ in self.windows)
@@ -83,7 +82,8 @@ class BlockTables:
         return tuple(table[:length] for table in tables)
 
     def _trailing(self, group: int, hashes: list[bytes]) -> list[int]:
-        """The longest start of hashes at whose end the group's whole window is cached."""
+        """Blocks of the longest prefix of hashes at whose end the group's whole window is cached;
+        null blocks before that window."""
         end, found = len(hashes), []  # type: int, list[int]
         index = end
         while index > self._first(group, end * self.block_size):
@@ -96,7 +96,7 @@ class BlockTables:
         return [NULL_BLOCK] * (end - len(found)) + found[::-1]
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
-        """Makes the full blocks of its first num_tokens, all planned, findable."""
+        """Adds the full blocks of its first num_tokens, all of them planned, to the cache."""
         first, stop = sequence.num_registered, num_tokens // self.block_size
         if first >= stop or not self._caching:
             return
@@ -118,21 +118,22 @@ class BlockTables:
         tokens = sequence.token_ids(index * self.block_size, (index + 1) * self.block_size)
         return BlockStored(group, sequence.hashes[index], parent, tuple(tokens))
 
-    # -- taking
+    # -- taking blocks
 
-    def admit(self, sequence: Sequence, hits: tuple[list[int], ...], spare: int) -> bool:
-        """Gives it blocks for all its known tokens, hits first; False if too few are free.
+    def admit(self, sequence: Sequence, hits: tuple[list[int], ...]) -> bool:
+        """Gives it blocks for all its known tokens; False, with nothing taken, if too few are free.
+
+        Hits are referenced before new blocks are taken, so that none of them is evicted.
 
         Args:
             hits: what lookup() just returned.
-            spare: blocks to be left free.
         """
         pool, position = self.pool, len(hits[0]) * self.block_size
         ends = self._ends(position, sequence.num_tokens)
         revived = sum(
             block != NULL_BLOCK and not pool.references(block) for t in hits for block in t
         )
-        if sum(ends) - sum(map(len, hits)) + revived + spare > pool.num_free:
+        if sum(ends) - sum(map(len, hits)) + revived > pool.num_free:
             return False
         for table in hits:
             pool.share(table)
@@ -142,20 +143,9 @@ class BlockTables:
         sequence.num_registered = position // self.block_size
         return True
 
-    def readmit(self, sequence: Sequence, spare: int) -> bool:
-        """Gives a swapped-out sequence fresh blocks for all its known tokens, as admit()."""
-        ends = self._ends(sequence.num_computed, sequence.num_tokens)
-        kept = [table.count(None) for table in sequence.host_tables]  # behind a window
-        if sum(ends) - sum(kept) + spare > self.pool.num_free:
-            return False
-        sequence.tables = tuple(
-            [NULL_BLOCK] * nulls + self.pool.take_many(end - nulls)
-            for end, nulls in zip(ends, kept, strict=True)
-        )
-        return True
-
     def share(self, child: Sequence, parent: Sequence, num_tokens: int) -> bool:
-        """Lets child hold parent's blocks of the first num_tokens; False if some were let go."""
+        """Gives child the parent's blocks of the first num_tokens; False if one that it would read
+        was released (it was before the parent's window)."""
         num_blocks = -(-num_tokens // self.block_size)
         for group, table in enumerate(parent.tables):
             if NULL_BLOCK in table[self._first(group, num_tokens) : num_blocks]:
@@ -169,11 +159,11 @@ class BlockTables:
         return True
 
     def grow(self, sequence: Sequence, position: int, num_tokens: int = 1) -> list[Growth] | None:
-        """Readies the tables to write num_tokens from `position` on; None if blocks are missing.
+        """Prepares the tables to write num_tokens from `position` on; None if too few are free.
 
-        Blocks that the tokens, and so all later ones, don't read are let go first. That is safe
-        while earlier steps still run, since steps run in order. A block that others hold or can
-        find is replaced by a copy.
+        Blocks before the window of these tokens, and so of all later ones, are released first.
+        That is safe while earlier steps still run, since steps run in order. A block that other
+        tables hold, or that is in the cache, is replaced by a copy (copy-on-write).
         """
         pool = self.pool
         index = position // self.block_size
@@ -200,11 +190,11 @@ class BlockTables:
             growth.append((group, at, block, source))
         return growth
 
-    def cross(self, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
-        """grow() for decodes that begin a block, in bulk; only if is_simple.
+    def append_blocks(self, sequences: list[Sequence]) -> list[tuple[int, int, int, int]]:
+        """grow() for all decodes that begin a block in this step; only if is_simple.
 
         Generated blocks are registered a few at a time, which costs less than one by one.
-        Enough blocks must be free. Returns StepPlan.new_blocks.
+        Enough blocks must be free. Returns entries of StepPlan.new_blocks.
         """
         growth = []
         for sequence, block in zip(sequences, self.pool.take_many(len(sequences)), strict=True):
@@ -216,9 +206,10 @@ class BlockTables:
             table.append(block)
         return growth
 
-    # -- giving back
+    # -- returning blocks
 
     def _slide(self, sequence: Sequence, position: int) -> None:
+        """Releases the blocks that no token from `position` on reads."""
         for group, table in enumerate(sequence.tables):
             past = []
             index = min(self._first(group, position), len(table)) - 1
@@ -229,7 +220,7 @@ class BlockTables:
             self.pool.release(past)
 
     def release(self, sequence: Sequence) -> None:
-        """Takes all its blocks back, the tail to be reused first. Does nothing the second time."""
+        """Releases all its blocks, the tail to be evicted first. A second call does nothing."""
         for table in sequence.tables:
             self.pool.release(reversed(table))
         sequence.tables = ()

@@ -1,14 +1,12 @@
-"""What is refused at arrival."""
+"""What is checked when a request arrives: that it can run at all, and that the queue has room."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.config import CacheGroup, SchedulerConfig
+from scheduler.config import UNLIMITED, CacheGroup
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
 from scheduler.request import Request
-
-UNLIMITED = 1 << 62
 
 
 def longest_sequence(
@@ -31,7 +29,16 @@ def longest_sequence(
 
 
 def check_length(request: Request, configured: int, limit: int) -> None:
-    """Refuses what can never run: `limit` is `configured` or, if smaller, what the pool holds."""
+    """Refuses a request that can never run.
+
+    Args:
+        configured: SchedulerConfig.max_model_len.
+        limit: most tokens of prompt and output: `configured` or, if smaller, what the pool holds.
+
+    Raises:
+        RequestTooLongError: the prompt and one output token exceed the limit.
+        SchedulerError: the prompt is empty, or max_tokens or n is below 1.
+    """
     length = len(request.prompt_token_ids)
     if length == 0:
         raise SchedulerError("a prompt needs at least one token")
@@ -46,15 +53,11 @@ def check_length(request: Request, configured: int, limit: int) -> None:
         )
 
 
-def check_queue(
-    request: Request, config: SchedulerConfig, num_waiting: int, waiting_tokens: int
-) -> None:
-    """Refuses what would make the queue longer than the configured limits."""
-    most = config.max_queued_requests
+def check_queue(num_waiting: int, most: int | None) -> None:
+    """Refuses a request while `most` wait already.
+
+    Raises:
+        QueueFullError: the queue is full.
+    """
     if most is not None and num_waiting >= most:
         raise QueueFullError(f"{most} requests wait already", most)
-    length, most = len(request.prompt_token_ids), config.max_queued_tokens
-    if most is not None and waiting_tokens + length > most:
-        raise QueueFullError(
-            f"{length} tokens more than the {waiting_tokens} that wait already exceed {most}", most
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.blocks import NULL_BLOCK, BlockPool
+from scheduler.blocks.pool import NULL_BLOCK, BlockPool
 
 
 def digest(number: int) -> bytes:

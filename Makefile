@@ -47,8 +47,8 @@ KERNELS_VENV ?= .venv-kernels
 KERNELS_JAX   = $(shell "$(PYTHON)" -c 'import sys; print("0.11.2" if sys.version_info >= (3, 12) else "0.10.2")')
 
 kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels and of a step, with no GPU
-	$(KERNELS_VENV)/bin/python -m bench.kernels_report
-	$(KERNELS_VENV)/bin/python -m bench.step_report
+	$(KERNELS_VENV)/bin/python -m bench.kernels.compiled_kernels
+	$(KERNELS_VENV)/bin/python -m bench.engine.compiled_steps
 
 $(KERNELS_VENV)/.installed: pyproject.toml
 	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.8 GB)"

@@ -1,4 +1,4 @@
-"""The loads of bench/engine.py and their figures, the same code for every engine.
+"""The loads of bench/engine/throughput.py and their figures, the same code for every engine.
 
 A peer reads one Job, as JSON, from stdin and prints the figures of each load as soon as it has
 them, a line of JSON each.

@@ -1,4 +1,5 @@
-"""transformers' generate() in static batches, for bench/engine.py; runs in its own environment."""
+"""transformers' generate() in static batches, for bench/engine/throughput.py; runs in the
+environment of transformers."""
 
 from __future__ import annotations
 
@@ -63,4 +64,5 @@ def make(job: Job) -> Generate:
     return generate
 
 
-serve(make)
+if __name__ == "__main__":
+    serve(make)

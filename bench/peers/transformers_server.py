@@ -1,4 +1,4 @@
-"""transformers behind /v1/completions, for bench/compare.py; runs in its own environment.
+"""transformers behind /v1/completions, for bench/peers/compare; runs in its own environment.
 
 PYTHON transformers_server.py {static,continuous} FOLDER DTYPE PORT MAX_BATCH
 
@@ -188,4 +188,5 @@ def main() -> None:
     os._exit(0)  # the engines' threads would hold the process
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
-"""The vLLM CPU build's engine without its server, for bench/engine.py; runs in its own
-environment."""
+"""The vLLM CPU build's engine without its server, for bench/engine/throughput.py; runs in the
+environment of vLLM."""
 
 from __future__ import annotations
 
@@ -50,4 +50,5 @@ def make(job: Job) -> Generate:
     return generate
 
 
-serve(make)
+if __name__ == "__main__":
+    serve(make)

@@ -1,4 +1,4 @@
-"""vLLM's V1 scheduler under bench/scheduler_trace.py's loads; run by an interpreter that has vLLM.
+"""vLLM's V1 scheduler under the loads of bench/engine/scheduler_load.py; runs where vLLM is.
 
 Reads a load a line from stdin and answers each with a summary of its times, both as JSON.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.scheduler_trace import TraceConfig, run
+from bench.engine.scheduler_load import TraceConfig, run
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],

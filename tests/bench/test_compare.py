@@ -1,4 +1,4 @@
-"""What bench/compare does with servers and results; the servers are Python's own."""
+"""What bench/peers/compare does with servers and results; the servers are Python's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare.engines import Engine
-from bench.compare.records import Record, Results
-from bench.compare.server import Server, ServerFailed
+from bench.peers.compare.engines import Engine
+from bench.peers.compare.records import Record, Results
+from bench.peers.compare.server import Server, ServerFailed
 
 ANSWERS = """
 import http.server, sys

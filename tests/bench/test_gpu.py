@@ -1,4 +1,4 @@
-"""bench.gpu goes its whole way on a CPU: what a GPU then runs has been run before."""
+"""bench.kernels.gpu goes its whole way on a CPU: what a GPU then runs has been run before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import gpu
+from bench.kernels import gpu
 
 
 @pytest.mark.slow

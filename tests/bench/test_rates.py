@@ -1,4 +1,4 @@
-"""How bench/engine.py counts, on an engine whose work takes a clock of our own forward."""
+"""How bench/peers/rates.py counts tokens and times them; a fake engine advances the clock."""
 
 from __future__ import annotations
 

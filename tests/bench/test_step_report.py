@@ -18,7 +18,7 @@ LAYERS = 2
     reason="needs jax's CUDA plugin, but no GPU (make kernels holds the same limits)",
 )
 def test_the_compiled_step() -> None:
-    command = [sys.executable, "-m", "bench.step_report", "--archs", "sm_90"]
+    command = [sys.executable, "-m", "bench.engine.compiled_steps", "--archs", "sm_90"]
     command += ["--layers", str(LAYERS), "--steps", "decode"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

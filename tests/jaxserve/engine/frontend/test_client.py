@@ -67,7 +67,7 @@ async def test_news_that_cannot_be_read_leave_nobody_waiting(
 
 async def test_tokens_after_a_stop_string_are_not_counted(tiny_llama: Path) -> None:
     """An engine that answers at once sends many before it hears of the end."""
-    client = await EngineClient.start(EngineConfig(str(tiny_llama)), "bench.fake_engine")
+    client = await EngineClient.start(EngineConfig(str(tiny_llama)), "tests.fake_engine")
     counting = Counting()
     client.listeners.append(counting)
     params = SamplingParams(max_tokens=1000, stop=("~~~",))

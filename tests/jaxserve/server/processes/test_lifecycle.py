@@ -22,7 +22,7 @@ async def test_probes_hear_of_a_death_before_the_server_ends(
 ) -> None:
     monkeypatch.setattr(lifecycle, "NOTICE_SECONDS", 1000.0)
     engine, config, stop = EngineConfig(str(tiny_llama)), ServerConfig(port=0), Stop()
-    client = await EngineClient.start(engine, "bench.fake_engine")
+    client = await EngineClient.start(engine, "tests.fake_engine")
     assert client._process is not None
     with bound_socket(config) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -1,6 +1,6 @@
 """What the sampler costs a step, beside a bare argmax and the plain way of sorting the vocabulary.
 
-    python -m bench.sampling [--rows 1 32 256] [--vocab 128256] [--repeats 5]
+    python -m bench.kernels.sampler [--rows 1 32 256] [--vocab 128256] [--repeats 5]
 
 Milliseconds of one compiled call, median, by rows and by what the rows ask for. Each call makes its
 logits by a narrow matmul, whose share "argmax" shows: a sampler that is handed them has them copied

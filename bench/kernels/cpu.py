@@ -1,6 +1,6 @@
 """A CPU's own kernels beside XLA's, and beside reading what they need once:
 
-    python -m bench.kernels_cpu
+    python -m bench.kernels.cpu
 
 Attention of a layer against XLA's, and against a read of the same keys and values; products of a
 layer's MLP against XLA's, and against a read of its weights. Every measurement alternates with the
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cpu_kernels
-from bench.paged_inputs import Shape, repeat
+from bench.kernels.paged_inputs import Shape, repeat
 from pallas_kernels import page_shape, paged_attention, write_kv
 
 LAYERS = 6  # distinct pools, so that no cache keeps one from call to call

@@ -1,7 +1,7 @@
 """The engine's whole step, compiled for sm_80 and sm_90 without a GPU: kernels a layer, memory, and
 how much of it command buffers (CUDA graphs) launch.
 
-    python -m bench.step_report [--archs sm_80 sm_90] [--layers 32]
+    python -m bench.engine.compiled_steps [--archs sm_80 sm_90] [--layers 32]
 
 Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 of them in one dispatch (`repeat`) and a step
 of 8,192 tokens, through the programs that the engine compiles on a GPU. Fails where a limit below
@@ -77,11 +77,11 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     import jax
     import jax.numpy as jnp
 
-    from bench.cuda_compile import GPUS, Thunk, compile_for
-    from bench.llama import llama_8b
+    from bench.engine.llama_shapes import llama_8b
+    from bench.kernels.cuda_compile import GPUS, Thunk, compile_for
     from jaxserve.config import EngineConfig
-    from jaxserve.engine import step_memory
     from jaxserve.engine.device.buckets import Bucket
+    from jaxserve.engine.startup import step_memory
     from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
     from jaxserve.engine.startup.engine_limits import EngineLimits
     from jaxserve.engine.startup.loader import outline
@@ -154,7 +154,7 @@ def main() -> int:
     failed, figures = 0, {}
     for arch in args.archs:
         # A compiler that refuses may abort the process, so each architecture has its own.
-        command = [sys.executable, "-m", "bench.step_report", "--compile", arch]
+        command = [sys.executable, "-m", "bench.engine.compiled_steps", "--compile", arch]
         command += ["--layers", str(args.layers), "--steps", *args.steps]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

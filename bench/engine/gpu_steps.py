@@ -1,5 +1,6 @@
-"""The model part of bench.gpu: steps of Llama 3.1 8B with random weights, through the engine's own
-programs and loop, against the floors that the machine's bandwidth and matmul rate set."""
+"""The model part of bench.kernels.gpu: steps of Llama 3.1 8B with random weights, run by the
+engine's own programs and loop, beside the least time that the device's copy bandwidth and matmul
+rate allow."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bench.llama import llama_8b, toy_llama
+from bench.engine.llama_shapes import llama_8b, toy_llama
 from checkpoints.base import Checkpoint, Shapes
 from jaxserve.config import MIB, EngineConfig
 from jaxserve.engine.core.engine_core import EngineCore
@@ -101,7 +102,7 @@ class ModelBench:
             kv_cache_memory=load.kv_cache_memory,
             enable_prefix_caching=False,
         )
-        dtype = jnp.dtype(start.Machine.here().dtype(config))
+        dtype = jnp.dtype(start.DeviceInfo.here().dtype(config))
         self.model = outline(load.model, dtype, config.max_model_len)
         table = BucketTable(tuple(Bucket(n, n) for n in load.batches), (Bucket(load.prompt, most),))
         tokenizer = SimpleNamespace(num_ids=load.model.vocab_size)

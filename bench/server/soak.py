@@ -1,6 +1,6 @@
 """A long run at twice what the server can do:
 
-    python -m bench.soak [--minutes 20] [--overload 2]
+    python -m bench.server.soak [--minutes 20] [--overload 2]
 
 Measures what a server of the demo model does with as many clients as it has places, then sends
 requests of all kinds at --overload times that rate. True to its promises, the server refuses the
@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.server_faults import LIMIT, MODEL, Server, until_idle
+from bench.server.faults import LIMIT, MODEL, Server, until_idle
 
 PLACES = 16
 FLAGS = ("--max-num-seqs", str(PLACES), "--max-queued-requests", "32")

@@ -1,7 +1,7 @@
 """Everything that wants a GPU, in one call of under 8 minutes: the Triton kernels (right or wrong,
 and how fast), whole steps of Llama 3.1 8B through the engine, and what the sampler costs.
 
-    python -m bench.gpu [--parts kernels model sampler] [--limit 450] [--dry-run]
+    python -m bench.kernels.gpu [--parts kernels model sampler] [--limit 450] [--dry-run]
 
 Two floors are measured in the same call, copy bandwidth and bf16 matmul rate. A part that breaks is
 told and ends alone; one that would begin after the limit (seconds) is left out. The last line is
@@ -21,7 +21,9 @@ from typing import Any
 
 import jax
 
-from bench import gpu_kernels, gpu_model, sampling
+from bench.engine import gpu_steps
+from bench.kernels import gpu_attention
+from bench.kernels import sampler as sampler_cost
 from jaxserve.config import EngineConfig
 from jaxserve.engine.startup.device_info import prepare_gpu
 
@@ -32,7 +34,7 @@ def sampler(row_counts: tuple[int, ...], vocab: int, repeats: int) -> dict[str, 
     """Prints and returns the sampler's milliseconds a step."""
     figures = {}
     for rows in row_counts:
-        measured = sampling.measure(rows, vocab, repeats)
+        measured = sampler_cost.measure(rows, vocab, repeats)
         print(f"sampler, {rows} x {vocab}, ms: {measured}", flush=True)
         figures |= {f"sampler_{name}_{rows}_ms": value for name, value in measured.items()}
     return figures
@@ -41,8 +43,8 @@ def sampler(row_counts: tuple[int, ...], vocab: int, repeats: int) -> dict[str, 
 def run(parts: list[str], limit: float, dry_run: bool) -> int:
     """Runs the parts; 1 if any is wrong or broke."""
     started = time.perf_counter()
-    kernels = gpu_kernels.DRY if dry_run else gpu_kernels.FULL
-    load = gpu_model.DRY if dry_run else gpu_model.FULL
+    kernels = gpu_attention.DRY if dry_run else gpu_attention.FULL
+    load = gpu_steps.DRY if dry_run else gpu_steps.FULL
     device = jax.devices()[0].device_kind
     figures: dict[str, Any] = {"device": device, "jax": jax.__version__}
     bandwidth, rate = kernels.timing.copy_bandwidth(), kernels.timing.matmul_rate()
@@ -57,7 +59,7 @@ def run(parts: list[str], limit: float, dry_run: bool) -> int:
     rows, vocab = ((1, 4), 512) if dry_run else ((1, 32, 256), 128_256)
     work: dict[str, list[Callable[[], dict[str, Any]]]] = {
         "kernels": [check, lambda: kernels.measure(bandwidth, rate)],
-        "model": [lambda: gpu_model.ModelBench(load).measure(bandwidth, rate)],
+        "model": [lambda: gpu_steps.ModelBench(load).measure(bandwidth, rate)],
         "sampler": [lambda: sampler(rows, vocab, kernels.timing.samples)],
     }
     broken = []
@@ -85,7 +87,7 @@ def main() -> int:
     args = parser.parse_args()
     prepare_gpu(EngineConfig().gpu_memory_utilization)
     if jax.default_backend() != "gpu" and not args.dry_run:
-        print("bench.gpu needs a CUDA device; this process has none")
+        print("bench.kernels.gpu needs a CUDA device; this process has none")
         return 2
     return run(args.parts, args.limit, args.dry_run)
 

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator
 from PIL import Image
 
-from bench.compare.records import Results
+from bench.peers.compare.records import Results
 
 # sweep, figure, title, unit, whether the axis is logarithmic
 PANELS = (

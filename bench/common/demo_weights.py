@@ -1,7 +1,7 @@
 """The demo model as a Hugging Face folder of float32 weights, so that every engine serves the same
 numbers:
 
-    python -m bench.weights FOLDER
+    python -m bench.common.demo_weights FOLDER
 
 WorkerStats read a GGUF file slowly or not at all. llama.cpp alone reads the original, 4-bit file.
 """

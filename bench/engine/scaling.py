@@ -1,6 +1,6 @@
 """How the cost of a step grows, and what the prefix cache gives and costs.
 
-    python -m bench.scaling [--quick] [--folder build/scaling]
+    python -m bench.engine.scaling [--quick] [--folder build/scaling]
 
 The demo model on this machine: time of a decode step and of the host's part in it, against context,
 batch and pool; TTFT and throughput against the share of prompt tokens found in the prefix cache;
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.engine import HostClock
+from bench.engine.throughput import HostClock
 from jaxserve import LLM, SamplingParams
 from jaxserve.config import MIB
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import checkpoints
-from bench.weights import DEMO
+from bench.common.demo_weights import DEMO
 
 MAX_SEQS, MAX_LEN = 32, 2048
-SERVER = Path(__file__).resolve().parents[1] / "peers" / "transformers_server.py"
+SERVER = Path(__file__).resolve().parents[1] / "transformers_server.py"
 CORES = os.cpu_count() or 1
 VLLM_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

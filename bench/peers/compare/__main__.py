@@ -1,6 +1,6 @@
 """Engines on one machine, one model and one trace, in turns: a table and a page of figures.
 
-    python -m bench.compare OUT [--rounds 2] [--engines TEXT ...] [--concurrency 1 4 8 16 32]
+    python -m bench.peers.compare OUT [--rounds 2] [--engines TEXT ...] [--concurrency 1 4 8 16 32]
                             [--rates 0.5 1 2] [--quick]
 
 Starts what is installed (bench/peers/setup.sh; the variables that it names), one engine at a time,
@@ -27,12 +27,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import weights
-from bench.compare import page, records
-from bench.compare.engines import Engine, all_engines
-from bench.compare.processor import Others
-from bench.compare.records import Record, Results
-from bench.compare.server import Server, ServerFailed
+from bench.common import demo_weights
+from bench.peers.compare import page, records
+from bench.peers.compare.engines import Engine, all_engines
+from bench.peers.compare.processor import Others
+from bench.peers.compare.records import Record, Results
+from bench.peers.compare.server import Server, ServerFailed
 from jaxserve.bench.datasets import make_dataset
 from jaxserve.bench.load import Load, drive
 from jaxserve.bench.report import summarise
@@ -201,7 +201,7 @@ def main() -> None:
     points = [Point("concurrency", value) for value in args.concurrency]
     points += [Point("rate", value) for value in args.rates]
     engines = [e for e in all_engines() if any(part in e.name for part in args.engines)]
-    runner = Runner(args.out, weights.write(weights.default_folder()), args.limit)
+    runner = Runner(args.out, demo_weights.write(demo_weights.default_folder()), args.limit)
     first = len(records.read(args.out / "records.jsonl"))
     try:
         for engine in engines:

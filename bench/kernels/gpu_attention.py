@@ -1,5 +1,5 @@
-"""The kernel part of bench.gpu: the Triton kernels against the definition, and their times against
-the machine's floors and against peers."""
+"""The kernel part of bench.kernels.gpu: the Triton kernels' results against the reference
+implementation's, and their times beside the least that the device allows and beside peers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.device import QUICK, Timing
-from bench.paged_inputs import Shape, repeat
+from bench.kernels.device_limits import QUICK, Timing
+from bench.kernels.paged_inputs import Shape, repeat
 from pallas_kernels import paged_attention, triton_attention, triton_cache, xla
 
 Check = tuple[Shape, dict[str, Any]]  # a batch, and options of paged_attention

@@ -1,6 +1,6 @@
 """schemathesis against a real server's own OpenAPI document: no 5xx, no hang, nothing left behind.
 
-    python -m bench.api_fuzz --schemathesis PATH [--examples 200] [--minutes 4]
+    python -m bench.server.api_fuzz --schemathesis PATH [--examples 200] [--minutes 4]
 
 Needs the schemathesis command, which may live in an environment of its own. The last line is JSON;
 exit status 1 if anything failed.
@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 import aiohttp
 
-from bench.server_faults import LIMIT, MODEL, Server, until_idle
+from bench.server.faults import LIMIT, MODEL, Server, until_idle
 
 
 def with_model(url: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A request's bits under load against the same request alone:
 
-    python -m bench.reproducible [--requests 1000] [--no-batch-invariant] [--model FOLDER]
+    python -m bench.engine.reproducible [--requests 1000] [--no-batch-invariant] [--model FOLDER]
 
 Requests of random length, options and arrival go through an engine in a process of its own, whose
 pool is so small that it preempts. Then each runs alone, on the same engine. Tokens, text, logprobs

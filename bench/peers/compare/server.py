@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bench.compare.engines import Engine
+from bench.peers.compare.engines import Engine
 
 
 class ServerFailed(Exception):

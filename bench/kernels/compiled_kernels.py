@@ -103,7 +103,7 @@ def step(case: Case) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]:
 
 def compile_cases(arch: str) -> None:
     """Compiles all cases for one architecture, and prints one JSON line a kernel."""
-    from bench.cuda_compile import GPUS, compile_for, kernels
+    from bench.kernels.cuda_compile import GPUS, compile_for, kernels
 
     for case in CASES:
         run, args = step(case)
@@ -150,7 +150,7 @@ def main() -> int:
     failed = 0
     for arch in ("sm_80", "sm_90"):
         # Some refusals abort the process, so each architecture has its own.
-        command = [sys.executable, "-m", "bench.kernels_report", arch]
+        command = [sys.executable, "-m", "bench.kernels.compiled_kernels", arch]
         result = subprocess.run(command, capture_output=True, text=True)
         rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
         print(f"\n{arch:16s}{'kernel':20s} regs spill  shared", end="")

@@ -1,6 +1,6 @@
 """Time of schedule() + update() a step, beside vLLM's V1 scheduler on the same loads.
 
-    python -m bench.scheduler [--profile] [--quick]
+    python -m bench.engine.scheduler [--profile] [--quick]
 
 JAXSERVE_VLLM_PYTHON names an interpreter that has vLLM (bench/peers/setup.sh makes one); without
 it only ours is measured. Times are processor time, so that other work on the machine counts less.
@@ -20,11 +20,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)  # as a script: this file's folder would hide the package of its name
 
-from bench.scheduler_trace import Times, TraceConfig, run  # noqa: E402
+from bench.engine.scheduler_load import Times, TraceConfig, run  # noqa: E402
 from scheduler import Request, Scheduler, SchedulerConfig, StepPlan  # noqa: E402
 
 PEER = ROOT / "bench" / "peers" / "vllm_scheduler.py"

@@ -1,6 +1,6 @@
 """Times block sizes of the Triton kernels on a GPU, and prints entries for the table in `tuning`.
 
-python -m bench.tune [head sizes]
+python -m bench.kernels.tune [head sizes]
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from bench.device import Timing
-from bench.gpu_kernels import ours
-from bench.paged_inputs import Shape, repeat
+from bench.kernels.device_limits import Timing
+from bench.kernels.gpu_attention import ours
+from bench.kernels.paged_inputs import Shape, repeat
 from pallas_kernels.tuning import Blocks
 
 
@@ -39,7 +39,7 @@ def sweep(kind: str, shape: Shape, blocks: list[Blocks]) -> None:
 
 def main() -> int:
     if jax.default_backend() != "gpu":
-        print("bench.tune needs a CUDA device; this process has none")
+        print("bench.kernels.tune needs a CUDA device; this process has none")
         return 2
     for head_dim in map(int, sys.argv[1:] or (64, 128, 256)):
         kv_heads = 1024 // head_dim

@@ -2,7 +2,8 @@
 adds, behind an engine that answers at once (fake_engine.py, a process that speaks the real
 protocol):
 
-    python -m bench.frontend [--clients 1 64 512] [--rate 20000] [--seconds 5] [--api-workers 1]
+    python -m bench.server.frontend [--clients 1 64 512] [--rate 20000] [--seconds 5]
+        [--api-workers 1]
 
 For each number of clients two runs: the engine without a limit (throughput), and at --rate tokens
 a second together (latency added: from the engine's send to the client's read, a token). The clients
@@ -110,7 +111,7 @@ def start_server(
         "FAKE_CORES": str(CORES[-1]),
     }
     cores = CORES[:1] if workers == 1 else CORES
-    command = [sys.executable, "-m", "bench.frontend", "--serve", *map(str, cores)]
+    command = [sys.executable, "-m", "bench.server.frontend", "--serve", *map(str, cores)]
     command += ["--api-workers", str(workers)]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -125,9 +126,9 @@ def serve(workers: int, cores: list[int]) -> None:
 
     from jaxserve.config import EngineConfig, ServerConfig
     from jaxserve.engine.frontend.client import EngineClient
-    from jaxserve.server import lifecycle
+    from jaxserve.server.processes import lifecycle
 
-    EngineClient.start = partial(EngineClient.start, module="bench.fake_engine")  # type: ignore[method-assign]
+    EngineClient.start = partial(EngineClient.start, module="tests.fake_engine")  # type: ignore[method-assign]
     os.sched_setaffinity(0, cores)
     config = ServerConfig(port=0, access_log=False, api_workers=workers)
     asyncio.run(

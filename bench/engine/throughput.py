@@ -1,6 +1,6 @@
 """The engine: tokens a second beside its peers and two limits, and the host's work a step.
 
-    python -m bench.engine [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
+    python -m bench.engine.throughput [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
         [--decode-steps 8]
 
 JAXSERVE_VLLM_PYTHON and JAXSERVE_TORCH_PYTHON name interpreters that have the vLLM CPU build, and
@@ -39,13 +39,13 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from bench import weights
+from bench.common import demo_weights
 from bench.peers.rates import Generate, Job, OnToken, measure
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
 from jaxserve.engine.device.pending_step import PendingStep
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "bench" / "peers"
 PEER_SCRIPTS = {
     "vllm": ("JAXSERVE_VLLM_PYTHON", "vllm_generate.py"),
@@ -311,7 +311,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a peer is stopped
     if args.quick:
         args.tokens, args.batches, args.trace, args.skip_toy = 8, [1, 4], 0, True
-    folder = weights.write(weights.default_folder())
+    folder = demo_weights.write(demo_weights.default_folder())
     ttft = 128 if args.quick else TTFT_PROMPT
     trace = mixed_trace(args.trace, TRACE_SCALE)
     job = Job(str(folder), "float32", args.batches, PROMPT, args.tokens, ttft, trace)

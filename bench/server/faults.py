@@ -1,6 +1,6 @@
 """Breaks a real server in every way that clients and machines do, and prints what it did:
 
-    python -m bench.server_faults [--only kill leave ...]
+    python -m bench.server.faults [--only kill leave ...]
 
 Each part starts its own server of the demo model, 64 sequences at once. A part fails the whole
 (exit status 1) if the server answers 5xx, hangs, keeps blocks, or dies when it should not. The

@@ -1,0 +1,1 @@
+"""Benchmarks of a clone: README.md says which command answers which question."""

@@ -1,0 +1,1 @@
+"""The PagedAttention paper's claim, reproduced: python -m bench.paper."""

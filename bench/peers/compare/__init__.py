@@ -1,0 +1,1 @@
+"""Engines on one machine, one model and one trace: python -m bench.peers.compare."""

@@ -1,0 +1,1 @@
+"""Our runner beside plain PyTorch on the same steps: python -m bench.twin."""

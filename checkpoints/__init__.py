@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints.base import Checkpoint
+from checkpoints.checkpoint import Checkpoint
 from checkpoints.hub import check_name, pull
 from jaxserve.errors import ModelNotFoundError
 from jaxserve.models.config import ModelConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from checkpoints.base import Checkpoint, Shapes, check_shapes
+from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
 from checkpoints.gguf_config import MIXTRAL, ROPE_FACTORS, hf_config
 from checkpoints.gguf_header import GGUFTensor, read_header
 from checkpoints.json_file import naming

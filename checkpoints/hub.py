@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from checkpoints.demo import PACKAGED, fetch
+from checkpoints.packaged_models import PACKAGED, fetch
 from jaxserve.errors import ModelNotFoundError
 
 _REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from tqdm import tqdm
 
 from checkpoints import int8
-from checkpoints.base import Checkpoint, Shapes
+from checkpoints.checkpoint import Checkpoint, Shapes
 from checkpoints.json_file import read_json
 from checkpoints.safetensors_folder import read_config
 from checkpoints.weight_map import sources

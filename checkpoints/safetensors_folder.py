@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.base import Checkpoint, Shapes, check_shapes
+from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
 from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.json_file import naming, read_json
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError

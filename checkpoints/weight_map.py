@@ -36,10 +36,6 @@ class Source:
     tensors: dict[str, Shape]
     build: Callable[..., np.ndarray]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.tensors)
-
 
 Rule = Callable[[Shape], Source]
 

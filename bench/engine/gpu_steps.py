@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from bench.engine.llama_shapes import llama_8b, toy_llama
-from checkpoints.base import Checkpoint, Shapes
+from checkpoints.checkpoint import Checkpoint, Shapes
 from jaxserve.config import MIB, EngineConfig
 from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import Submit

@@ -1,6 +1,6 @@
 """How fast weights load, beside a plain read of the same bytes:
 
-    python bench/load.py [--gib 1]
+    python -m bench.engine.weight_loading [--gib 1]
 
 Makes a random Llama of that size in bfloat16 in a temporary folder as safetensors, converts it to
 Orbax, and times, best of 3 with the page cache warm: a plain read into one buffer; loading each
@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 from checkpoints import open_checkpoint
 from checkpoints.weight_map import sources
-from jaxserve.engine.startup.loader import load_model
+from jaxserve.engine.startup.loader import load_parameters, outline
 from jaxserve.models.registry import config_from_hf
 
 HIDDEN, FFN, LAYER_BYTES = 2048, 8192, 2 * (2048 * 2048 * 4 + 3 * 2048 * 8192)
@@ -75,7 +75,9 @@ def best(run: Callable[[], object], times: int = 3) -> float:
 
 
 def load(folder: Path, dtype: str) -> None:
-    jax.block_until_ready(load_model(folder, jnp.dtype(dtype), progress=False).leaves)
+    checkpoint, kind = open_checkpoint(folder), jnp.dtype(dtype)
+    model = outline(checkpoint.config, kind, max_model_len=None)
+    jax.block_until_ready(load_parameters(checkpoint, model, kind, progress=False))
 
 
 def convert(source: Path, target: Path) -> None:

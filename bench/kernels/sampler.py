@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.sampling.logit_processors import SamplingTables
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.sampling.processors import SamplingTables
-from jaxserve.sampling.rows import SamplingRows, pack, unpack
+from jaxserve.sampling.row_settings import SamplingRows, pack, unpack
 from jaxserve.sampling.sampler import sample
 
 HIDDEN = 64  # inner size of the matmul

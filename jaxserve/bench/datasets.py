@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.bench.random_text import random_text
 from jaxserve.bench.settings import DatasetConfig
-from jaxserve.bench.text import random_text
 from jaxserve.errors import ConfigError
 
 CountTokens = Callable[[str], int]

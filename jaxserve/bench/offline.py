@@ -10,9 +10,9 @@ from functools import partial
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import Conversation, make_dataset
+from jaxserve.bench.random_text import random_text
 from jaxserve.bench.report import Figures, spread
 from jaxserve.bench.settings import DatasetConfig, LatencyConfig
-from jaxserve.bench.text import random_text
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 from jaxserve.outputs import RequestOutput

@@ -14,7 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jaxserve.bench.client import Outcome
+from jaxserve.bench.timed_request import Outcome
 
 Figure = str | float | int | bool | None
 Figures = dict[str, Figure]

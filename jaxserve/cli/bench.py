@@ -59,7 +59,7 @@ def _serve(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from jaxserve.bench.datasets import make_dataset
-    from jaxserve.bench.load import drive
+    from jaxserve.bench.load_generator import drive
     from jaxserve.bench.report import summarise
 
     if load.api_key is None:
@@ -127,7 +127,7 @@ def _startup(args: argparse.Namespace) -> int:
     engine, config = flags.build(EngineConfig, args), flags.build(StartupConfig, args)
 
     import checkpoints
-    from jaxserve.bench.startup import startup
+    from jaxserve.bench.startup_time import startup
 
     model = checkpoints.pull(engine.model)
     serve_flags = flags.words(replace(engine, model=EngineConfig().model))

@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxserve.errors import EngineError, InvalidRequestError
-from jaxserve.sampling.bits import mask_words
+from jaxserve.sampling.mask_bits import mask_words
 from jaxserve.sampling.params import StructuredOutputsParams
 
 MAX_SOURCE = 250_000  # characters; a rule of a few of them is a level of the compiler's recursion

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import UnprocessableError
-from jaxserve.sampling.bits import WORD, mask_words
 from jaxserve.sampling.grammar import Grammar, GrammarState, StepBudget
+from jaxserve.sampling.mask_bits import WORD, mask_words
 from jaxserve.sampling.params import SamplingParams
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
-from jaxserve.sampling.processors import SamplingTables, process
-from jaxserve.sampling.rows import SamplingRows
+from jaxserve.sampling.logit_processors import SamplingTables, process
+from jaxserve.sampling.row_settings import SamplingRows
 
 LANES = 256
 

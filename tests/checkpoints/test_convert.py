@@ -16,9 +16,9 @@ import pytest
 
 from checkpoints import int8, open_checkpoint
 from checkpoints.convert import convert
-from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from jaxserve.text.tokenizer import load_tokenizer
+from tests.loaded_model import LoadedModel, load_model
 
 Tensors = dict[str, np.ndarray]
 Write = Callable[..., Path]
@@ -38,18 +38,18 @@ def assert_same(a: LoadedModel, b: LoadedModel) -> None:
 
 
 def test_a_folder_comes_back_bit_for_bit(tiny_llama: Path, converted: Path) -> None:
-    assert_same(load_model(tiny_llama, F32, False), load_model(converted, F32, False))
+    assert_same(load_model(tiny_llama, F32), load_model(converted, F32))
     text = "Größe 🚀"
     assert load_tokenizer(converted).encode(text) == load_tokenizer(tiny_llama).encode(text)
     stored = open_checkpoint(converted)
-    assert stored.nbytes == sum(leaf.nbytes for leaf in load_model(converted, F32, False).leaves)
+    assert stored.nbytes == sum(leaf.nbytes for leaf in load_model(converted, F32).leaves)
     assert not list(converted.parent.glob(".*"))
 
 
 @pytest.mark.slow
 def test_gguf_comes_back_bit_for_bit(demo_model: Path, tmp_path: Path) -> None:
     convert(demo_model, tmp_path / "orbax", None)
-    assert_same(load_model(demo_model, F32, False), load_model(tmp_path / "orbax", F32, False))
+    assert_same(load_model(demo_model, F32), load_model(tmp_path / "orbax", F32))
     own, theirs = load_tokenizer(tmp_path / "orbax"), load_tokenizer(demo_model)
     chat = [{"role": "user", "content": "Größe 🚀"}]
     assert own.apply_chat_template(chat) == theirs.apply_chat_template(chat)
@@ -61,7 +61,7 @@ def test_gguf_comes_back_bit_for_bit(demo_model: Path, tmp_path: Path) -> None:
 def test_any_type(tiny_llama: Path, tmp_path: Path, dtype: str) -> None:
     convert(tiny_llama, tmp_path / "orbax", dtype)
     kind = jnp.dtype(dtype)
-    assert_same(load_model(tiny_llama, kind, False), load_model(tmp_path / "orbax", kind, False))
+    assert_same(load_model(tiny_llama, kind), load_model(tmp_path / "orbax", kind))
 
 
 @pytest.mark.slow
@@ -83,9 +83,7 @@ def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: 
     assert quantised == 4 * exact.config.num_hidden_layers
     assert stored.nbytes < 0.6 * exact.nbytes
     # Served as its own floats: bfloat16 here.
-    kinds = {
-        leaf.dtype for leaf in load_model(tmp_path / "orbax", jnp.dtype("bfloat16"), False).leaves
-    }
+    kinds = {leaf.dtype for leaf in load_model(tmp_path / "orbax", jnp.dtype("bfloat16")).leaves}
     assert kinds == {jnp.dtype("bfloat16")}
 
 
@@ -93,14 +91,14 @@ ON_MESHES = """
 import sys
 from pathlib import Path
 import jax, numpy as np
-from jaxserve.engine.startup.loader import load_model
+from tests.loaded_model import load_model
 
 dtype = jax.numpy.dtype("float32")
-exact = load_model(Path(sys.argv[1]), dtype, False)
+exact = load_model(Path(sys.argv[1]), dtype)
 for folder in sys.argv[2:]:
     for size in (8, 2):
         mesh = jax.make_mesh((8 // size, size), ("data", "tensor"))
-        model = load_model(Path(folder), dtype, False, mesh=mesh)
+        model = load_model(Path(folder), dtype, mesh=mesh)
         cut = 0
         for leaf, whole in zip(model.leaves, exact.leaves, strict=True):
             whole = np.asarray(whole)
@@ -145,7 +143,7 @@ def test_a_convert_that_is_killed_leaves_nothing_that_looks_complete(
     with pytest.raises(ModelError):
         open_checkpoint(left)
     convert(tiny_llama, target, None)
-    assert_same(load_model(tiny_llama, F32, False), load_model(target, F32, False))
+    assert_same(load_model(tiny_llama, F32), load_model(target, F32))
 
 
 def test_a_target_that_is_there_is_left_alone(tiny_llama: Path, converted: Path) -> None:
@@ -174,7 +172,7 @@ def test_damage_names_the_tensor(converted: Path) -> None:
     content[len(content) // 4 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 4)
     largest.write_bytes(bytes(content))
     with pytest.raises(CheckpointError, match=r"the tensor layers\.1\.\S+ is missing or damaged"):
-        load_model(converted, F32, False)
+        load_model(converted, F32)
 
 
 def test_a_manifest_that_does_not_fit_names_the_tensor(converted: Path) -> None:

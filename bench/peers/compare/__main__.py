@@ -34,7 +34,7 @@ from bench.peers.compare.processor import Others
 from bench.peers.compare.records import Record, Results
 from bench.peers.compare.server import Server, ServerFailed
 from jaxserve.bench.datasets import make_dataset
-from jaxserve.bench.load import Load, drive
+from jaxserve.bench.load_generator import Load, drive
 from jaxserve.bench.report import summarise
 from jaxserve.bench.settings import DatasetConfig, LoadConfig
 

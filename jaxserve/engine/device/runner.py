@@ -17,7 +17,7 @@ from jaxserve.engine.device.step import PIECE, CopyBlocks, Step, StepState
 from jaxserve.engine.device.step_batch import ENTRIES, DrawRows, StepInts, int_shapes, size, split
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
-from jaxserve.sampling.rows import NUM_LOGPROBS
+from jaxserve.sampling.row_settings import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
 
 _NO_ENTRIES = np.zeros((4, 0), np.int32)

@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.sampling.grammar import StepBudget
+from jaxserve.sampling.logit_processors import SamplingTables, bias_row, counts_row
 from jaxserve.sampling.masks import MaskRules, TokenMask
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
-from jaxserve.sampling.rows import is_penalised
+from jaxserve.sampling.row_settings import is_penalised
 from scheduler import Request, Sequence, SlotStart
 
 # Rows that one call writes.

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxserve.engine.device.sampling_state import SamplingRequest, settled_until
 from jaxserve.engine.device.step_batch import DRAW_COLUMNS, DrawRows
-from jaxserve.sampling.rows import GREEDY_FLOATS, GREEDY_INTS, pack
+from jaxserve.sampling.row_settings import GREEDY_FLOATS, GREEDY_INTS, pack
 from scheduler import Sequence, SlotStart
 
 

@@ -32,9 +32,9 @@ from jaxserve.engine.device.step_batch import (
     split,
 )
 from jaxserve.engine.device.traced_programs import TracedPrograms
+from jaxserve.sampling.logit_processors import SamplingTables, count
 from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
-from jaxserve.sampling.processors import SamplingTables, count
-from jaxserve.sampling.rows import unpack
+from jaxserve.sampling.row_settings import unpack
 from jaxserve.sampling.sampler import sample
 from pallas_kernels import copy_blocks
 

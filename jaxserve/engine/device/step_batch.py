@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.device.buckets import Bucket
-from jaxserve.sampling.rows import NUM_FLOATS, NUM_INTS
+from jaxserve.sampling.row_settings import NUM_FLOATS, NUM_INTS
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
@@ -118,7 +118,7 @@ class DrawRows(NamedTuple, Generic[Array]):
         slots: [R], row of the persistent device state; padding rows have the spare last one.
         keep: [R], 1 where the row's sampled token becomes its slot's last token.
         output_positions: [R], index of the output token that the row samples.
-        ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.rows; the floats as bits.
+        ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.row_settings; floats as bits.
     """
 
     slots: Array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from checkpoints import Checkpoint, open_checkpoint
+from checkpoints import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
@@ -34,13 +33,6 @@ class ModelOutline:
     def nbytes(self) -> int:
         """Bytes of the parameters."""
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.shapes)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel(ModelOutline):
-    """A model and its parameters, in the order of `shapes`."""
-
-    leaves: list[jax.Array]
 
 
 def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) -> ModelOutline:
@@ -101,23 +93,3 @@ def load_parameters(
             )
     leaves: list[jax.Array] = jax.tree.leaves(nnx.from_flat_state(filled))
     return leaves
-
-
-def load_model(
-    path: Path,
-    dtype: jnp.dtype,
-    progress: bool,
-    max_model_len: int | None = None,
-    mesh: Mesh | None = None,
-) -> LoadedModel:
-    """The outline and the parameters of the checkpoint at path.
-
-    Raises:
-        ModelError: the checkpoint is missing, damaged, or of an architecture we don't have.
-    """
-    checkpoint = open_checkpoint(path)
-    model = outline(checkpoint.config, dtype, max_model_len)
-    leaves = load_parameters(checkpoint, model, dtype, progress, mesh)
-    return LoadedModel(
-        model.config, model.graphdef, model.structure, model.shapes, model.cache_specs, leaves
-    )

@@ -26,7 +26,7 @@ from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits, use_compilation_cache
 from jaxserve.engine.startup.loader import ModelOutline, load_parameters, outline
 from jaxserve.models.config import ModelConfig
-from jaxserve.sampling.processors import SamplingTables
+from jaxserve.sampling.logit_processors import SamplingTables
 
 
 @dataclass(frozen=True, slots=True)

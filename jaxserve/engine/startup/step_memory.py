@@ -13,7 +13,7 @@ from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.runner import HostBuffers
 from jaxserve.engine.device.step import Step, StepPrograms, StepState
 from jaxserve.models.config import ModelConfig
-from jaxserve.sampling.processors import SamplingTables
+from jaxserve.sampling.logit_processors import SamplingTables
 
 
 def estimate(model: ModelConfig, dtype: jnp.dtype, bucket: Bucket) -> int:

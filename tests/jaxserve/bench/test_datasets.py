@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.bench.datasets import LENGTHS, Turn, make_dataset
+from jaxserve.bench.random_text import WORDS
 from jaxserve.bench.settings import DatasetConfig
-from jaxserve.bench.text import WORDS
 from jaxserve.errors import ConfigError
 from jaxserve.text.tokenizer import load_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.bench.offline import latency, throughput
 from jaxserve.bench.settings import DatasetConfig, LatencyConfig
-from jaxserve.bench.startup import seconds_to_ready, startup
+from jaxserve.bench.startup_time import seconds_to_ready, startup
 from jaxserve.cli import flags
 from jaxserve.config import EngineConfig, cache_dir
 from jaxserve.errors import ConfigError, EngineDeadError

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxserve.bench.client import Outcome
 from jaxserve.bench.report import json_line, percentile, render, spread, summarise
+from jaxserve.bench.timed_request import Outcome
 
 # Two answers of 3 and 5 tokens, one of a single token, two that failed.
 OUTCOMES = [

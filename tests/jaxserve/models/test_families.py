@@ -21,9 +21,9 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import Submit
 from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
-from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
+from tests.loaded_model import LoadedModel, load_model
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
@@ -40,7 +40,7 @@ def load(name: str, folder: Path) -> tuple[LoadedModel, list[np.ndarray], list[n
     save_file({n: make(n, tuple(s)) for n, s in shapes.items()}, folder / "model.safetensors")
     # LongRoPE takes its short factors where no more than the original context is served.
     served = 32 if name == "phi3_short" else None
-    model = load_model(folder, jnp.dtype(jnp.float32), False, served)
+    model = load_model(folder, jnp.dtype(jnp.float32), served)
     return model, *([golden[f"{kind}_{i}"] for i in range(3)] for kind in ("ids", "logits"))
 
 

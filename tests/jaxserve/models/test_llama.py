@@ -13,9 +13,9 @@ from flax import nnx
 
 import checkpoints
 from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
-from jaxserve.engine.startup.loader import LoadedModel, load_model
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.registry import model_class
+from tests.loaded_model import LoadedModel, load_model
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BLOCK = 16
@@ -60,7 +60,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 def test_tiny_llama_in_chunks(
     tiny_llama: Path, tiny_llama_golden: dict[str, Any], chunk: int
 ) -> None:
-    model = load_model(tiny_llama, jnp.dtype(jnp.float32), progress=False)
+    model = load_model(tiny_llama, jnp.dtype(jnp.float32))
     prompt, expected = tiny_llama_golden["prompt_2"], tiny_llama_golden["logits_2"]
     assert relative_error(all_logits(model, prompt.astype(np.int32), chunk), expected) < 1e-4
 
@@ -68,7 +68,7 @@ def test_tiny_llama_in_chunks(
 @pytest.mark.slow
 def test_demo_model_logits_of_200_tokens(demo_model: Path) -> None:
     golden = np.load(GOLDEN / "smollm2_logits.npz")
-    model = load_model(demo_model, jnp.dtype(jnp.float32), progress=False)
+    model = load_model(demo_model, jnp.dtype(jnp.float32))
     logits = all_logits(model, golden["ids"].astype(np.int32), 200)
     assert relative_error(logits[-1], golden["last"]) < 1e-3
     errors = np.abs(logits[:, golden["columns"]] - golden["sampled"]).max(axis=1)
@@ -80,7 +80,7 @@ def test_demo_model_logits_of_200_tokens(demo_model: Path) -> None:
 def test_gemma3_past_its_window() -> None:
     """The GGUF file as transformers reads it (tests/golden/make_gemma3.py); the window is 512."""
     golden = np.load(GOLDEN / "gemma3_logits.npz")
-    model = load_model(checkpoints.pull("gemma3-270m"), jnp.dtype(jnp.float32), progress=False)
+    model = load_model(checkpoints.pull("gemma3-270m"), jnp.dtype(jnp.float32))
     logits = all_logits(model, golden["ids"].astype(np.int32), 320)
     np.testing.assert_array_equal(logits.argmax(axis=1), golden["argmax"])
     got = logits[golden["positions"]][:, golden["columns"]]
@@ -89,7 +89,7 @@ def test_gemma3_past_its_window() -> None:
 
 
 def test_parameters_carry_one_logical_axis_a_dimension(tiny_llama: Path) -> None:
-    model = load_model(tiny_llama, jnp.dtype(jnp.float32), progress=False)
+    model = load_model(tiny_llama, jnp.dtype(jnp.float32))
     state = jax.tree.unflatten(model.structure, model.leaves)
     for path, variable in nnx.to_flat_state(state):
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path

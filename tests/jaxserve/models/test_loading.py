@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.engine.startup.loader import load_model
 from jaxserve.errors import CheckpointError
+from tests.loaded_model import load_model
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -26,4 +26,4 @@ def test_a_value_that_is_no_number_names_its_tensor(
     weights[name][5, 7] = value
     save_file(weights, tmp_path / "model" / "model.safetensors")
     with pytest.raises(CheckpointError, match=f"NaN or infinite values in {re.escape(name)}"):
-        load_model(tmp_path / "model", jnp.dtype(jnp.float32), progress=False)
+        load_model(tmp_path / "model", jnp.dtype(jnp.float32))

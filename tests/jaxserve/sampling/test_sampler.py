@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.sampling.logit_processors import SamplingTables, bias_row, counts_row
 from jaxserve.sampling.logprobs import Logprobs, token_logprobs
 from jaxserve.sampling.masks import pack_mask
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.sampling.processors import SamplingTables, bias_row, counts_row
-from jaxserve.sampling.rows import SamplingRows, pack
+from jaxserve.sampling.row_settings import SamplingRows, pack
 from jaxserve.sampling.sampler import _keep_at_least
 from jaxserve.sampling.sampler import sample as sample_with_tables
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxserve.bench.client import Outcome, first_model, stream
-from jaxserve.bench.sse import EventReader
+from jaxserve.bench.event_reader import EventReader
+from jaxserve.bench.timed_request import Outcome, first_model, stream
 from jaxserve.errors import ConfigError
 
 Answer = Callable[[web.Request], web.Response] | list[bytes | float]

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.sampling.bits import WORD, mask_words
+from jaxserve.sampling.mask_bits import WORD, mask_words
 from jaxserve.sampling.params import MAX_LOGIT_BIAS
-from jaxserve.sampling.rows import SamplingRows
+from jaxserve.sampling.row_settings import SamplingRows
 
 
 class SamplingTables(NamedTuple):

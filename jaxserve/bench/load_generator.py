@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from jaxserve.bench.arrivals import arrival_times
-from jaxserve.bench.client import Outcome, first_model, stream
 from jaxserve.bench.datasets import Conversation
 from jaxserve.bench.settings import LoadConfig
+from jaxserve.bench.timed_request import Outcome, first_model, stream
 
 
 @dataclass(frozen=True, slots=True)

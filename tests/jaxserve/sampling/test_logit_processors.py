@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxserve.sampling.logit_processors import SamplingTables, bias_row, count, counts_row, process
 from jaxserve.sampling.masks import pack_mask
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.sampling.processors import SamplingTables, bias_row, count, counts_row, process
-from jaxserve.sampling.rows import pack, unpack
+from jaxserve.sampling.row_settings import pack, unpack
 
 VOCAB, SLOTS = 70, 4  # a vocabulary that fills no whole number of mask words
 

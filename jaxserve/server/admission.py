@@ -1,4 +1,4 @@
-"""Who may come in, and how to empty the house."""
+"""Counts requests in flight; refuses new ones while the server drains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxserve.server.wire.errors import unavailable
 
 
 class Admission:
-    """Counts the requests in flight, and lets in no more once it is closed."""
+    """Counts the requests in flight; once it is closed, refuses new ones."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -20,7 +20,7 @@ class Admission:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Raises ApiError 503 when closed."""
+        """Counts a request while the context is open; raises ApiError 503 if closed."""
         if self.closed:
             error = unavailable("the server is shutting down", "shutting_down")
             error.headers["Connection"] = "close"

@@ -1,4 +1,4 @@
-"""What every handler needs, in one place."""
+"""What handlers and middlewares share: the engine client, the settings, metrics, admission."""
 
 from __future__ import annotations
 
@@ -16,125 +16,138 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.admission import Admission
-from jaxserve.server.keys import Keys
-from jaxserve.server.observability.metrics import EngineMetrics, EngineReadings, HttpMetrics
+from jaxserve.server.api_keys import ApiKeys
+from jaxserve.server.observability.engine_metrics import EngineMetrics
+from jaxserve.server.observability.http_metrics import HttpMetrics
+from jaxserve.server.observability.request_metrics import RequestMetrics
 from jaxserve.server.observability.tracing import Tracer
 from jaxserve.server.observability.worker_stats import WorkerStats
-from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, Think, ToolParser
-from jaxserve.server.wire.answers import new_id
+from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, ThinkTagParser, ToolParser
 from jaxserve.server.wire.errors import ApiError
+from jaxserve.server.wire.response_fields import new_id
 
 if TYPE_CHECKING:
     from jaxserve.engine.frontend.client import EngineClient
 
 
 @dataclass
-class Serving:
-    """One served model; `created` is when it was ready, in Unix seconds."""
+class ServerContext:
+    """The application's state, for one served model.
+
+    Args:
+        created: when the model was ready, in Unix seconds.
+        worker_registry: metrics of this process alone, which are added up over API workers.
+        engine_registry: metrics of the engine, which are the same in every API worker.
+        workers: this server's other processes; None before they are known.
+    """
 
     client: EngineClient
     config: ServerConfig
-    keys: Keys = field(default_factory=Keys)
+    keys: ApiKeys = field(default_factory=ApiKeys)
     admission: Admission = field(default_factory=Admission)
     created: int = field(default_factory=lambda: int(time.time()))
-    http: HttpMetrics = field(default_factory=HttpMetrics)
-    counts: CollectorRegistry = field(default_factory=CollectorRegistry)  # of this process
-    engine: CollectorRegistry = field(default_factory=CollectorRegistry)
-    peers: WorkerStats | None = None
+    http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
+    worker_registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    engine_registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    workers: WorkerStats | None = None
     tracer: Tracer | None = None
 
-    def watch(self, tracer: Tracer | None = None) -> None:
-        """Begins to keep figures of the process, of HTTP and of the engine, for /metrics, and to
-        send traces if there is somebody to take them."""
-        labels = {"model_name": self.names[0], "engine": "0"}
-        metrics = EngineMetrics(self.client, self.config.metrics_prefix, labels)
-        self.client.listeners.append(metrics)
+    def start_metrics(self, tracer: Tracer | None = None) -> None:
+        """Registers the metrics of the process, of HTTP and of the engine for /metrics.
+
+        Args:
+            tracer: also gets a span for each request.
+        """
+        labels = {"model_name": self.model_names[0], "engine": "0"}
+        prefix = self.config.metrics_prefix
+        requests = RequestMetrics(self.client.max_model_len, prefix, labels)
+        self.client.listeners.append(requests)
         if tracer is not None:
             self.tracer = tracer
-            tracer.model = self.names[0]
+            tracer.model = self.model_names[0]
             self.client.listeners.append(tracer)
-        prefix = self.config.metrics_prefix
-        self.engine.register(EngineReadings(lambda: self.client, prefix, labels))
-        for collector in (metrics, self.http):
-            self.counts.register(collector)
-        ProcessCollector(registry=self.counts)
+        self.engine_registry.register(EngineMetrics(lambda: self.client, prefix, labels))
+        for collector in (requests, self.http_metrics):
+            self.worker_registry.register(collector)
+        ProcessCollector(registry=self.worker_registry)
 
     def replace_client(self, client: EngineClient) -> None:
-        """Goes on with a new engine process of the same model."""
+        """Uses a new engine process of the same model from now on; its metrics go on."""
         client.listeners = self.client.listeners
-        for listener in client.listeners:
-            listener.on_turn(client.stats)
+        for observer in client.listeners:
+            observer.on_turn(client.stats)
         self.client = client
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names that requests may use; the first is the one reported."""
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may use; the first is the one that responses have."""
         return self.config.served_model_names or (self.client.model_name,)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when the same request may give other tokens."""
+        """Changes when the same request may generate other tokens."""
         identity = f"{jaxserve.__version__}/{self.client.model_name}"
         return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     @cached_property
     def tool_parser(self) -> type[ToolParser] | None:
-        """Reads the model's calls of tools; None if it isn't known to make any."""
+        """Parses tool calls in the model's format; None if the format isn't known."""
         if self.config.tool_call_parser != "auto":
             return TOOL_PARSERS.get(self.config.tool_call_parser)
         mentions = self.client.tokenizer.template_mentions
         return next((p for p in TOOL_PARSERS.values() if mentions(p.markers[0])), None)
 
     @cached_property
-    def reasoning_parser(self) -> type[Think] | None:
-        """Reads the model's reasoning; None if it isn't known to reason."""
+    def reasoning_parser(self) -> type[ThinkTagParser] | None:
+        """Parses the model's reasoning; None if the model isn't known to reason."""
         if self.config.reasoning_parser != "auto":
             return REASONING_PARSERS.get(self.config.reasoning_parser)
-        return Think if self.client.tokenizer.template_mentions(Think.markers[1]) else None
+        mentions = self.client.tokenizer.template_mentions
+        return ThinkTagParser if mentions(ThinkTagParser.markers[1]) else None
 
     def new_call_id(self) -> str:
-        """An id for a call of a tool, as the model's template wants it."""
+        """An id for a tool call, in the form that the model's chat template accepts."""
         return (self.tool_parser or ToolParser).new_call_id()
 
-    def header(self, id_prefix: str) -> dict[str, Any]:
-        """The fields that an answer, or each chunk of a streamed one, begins with."""
+    def response_header(self, id_prefix: str) -> dict[str, Any]:
+        """The fields of ResponseHeader, but for `object`."""
         return {
             "id": new_id(id_prefix),
             "created": int(time.time()),
-            "model": self.names[0],
+            "model": self.model_names[0],
             "system_fingerprint": self.fingerprint,
         }
 
     def check_limits(self, params: SamplingParams) -> SamplingParams:
-        """The params, with max_tokens filled in where this server limits it.
+        """Checks the params against the server's limits, and sets max_tokens if it is limited.
 
         Raises:
-            InvalidRequestError: they ask for more than this server gives in one request.
+            InvalidRequestError: a value is above its limit.
         """
         config = self.config
-        for name, asked, most in (
+        for name, value, limit in (
             ("n", params.n, config.max_choices),
             ("logprobs", params.logprobs or 0, config.max_logprobs),
             ("prompt_logprobs", params.prompt_logprobs or 0, config.max_logprobs),
             ("stop", len(params.stop), config.max_stop_strings),
             ("max_tokens", params.max_tokens or 0, config.max_output_tokens),
         ):
-            if most is not None and asked > most:
+            if limit is not None and value > limit:
                 raise InvalidRequestError(
-                    f"{name}: this server takes at most {most}; the request had {asked}", name
+                    f"{name}: this server allows at most {limit}; the request has {value}", name
                 )
         if params.max_tokens is None and config.max_output_tokens is not None:
             return replace(params, max_tokens=config.max_output_tokens)
         return params
 
     def check_model(self, name: str) -> None:
-        if name not in self.names:
+        if name not in self.model_names:
             raise ApiError(
                 404,
-                f"The model {name!r} does not exist; this server has {', '.join(self.names)}",
+                f"The model {name!r} does not exist; this server has {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )
 
 
-SERVING: web.AppKey[Serving] = web.AppKey("serving", Serving)
+SERVER_CONTEXT: web.AppKey[ServerContext] = web.AppKey("server_context", ServerContext)

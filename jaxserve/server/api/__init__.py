@@ -1,1 +1,1 @@
-"""The endpoints: one file or folder for each family, and the table of routes."""
+"""The endpoints: a file or folder for each family, what they share, and the table of routes."""

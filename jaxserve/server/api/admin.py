@@ -1,4 +1,4 @@
-"""What operators alone may ask, behind --enable-dev-endpoints."""
+"""Operations for administrators, which exist only with --enable-dev-endpoints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from aiohttp import web
 
 import jaxserve
 from jaxserve.errors import EngineError
-from jaxserve.server.api.generation import json_response
-from jaxserve.server.context import SERVING
-from jaxserve.server.cors import own_pages_alone
+from jaxserve.server.api.shared.json_body import json_response
+from jaxserve.server.context import SERVER_CONTEXT
+from jaxserve.server.middleware.cors import refuse_cross_site
 from jaxserve.server.wire.errors import ApiError
 
 
-class Done(msgspec.Struct):
+class AdminResponse(msgspec.Struct):
     status: str = "ok"
     folder: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -25,46 +25,47 @@ def conflict(message: str) -> ApiError:
     return ApiError(409, message, code="conflict")
 
 
-@own_pages_alone
+@refuse_cross_site
 async def reset_prefix_cache(request: web.Request) -> web.Response:
-    """Forgets all cached text; 409 while requests hold some."""
-    if not await request.app[SERVING].client.ask("reset_prefix_cache"):
-        raise conflict("requests are running on the cache: try again once none is")
-    return json_response(Done())
+    """Empties the prefix cache; 409 while requests use it."""
+    if not await request.app[SERVER_CONTEXT].client.ask("reset_prefix_cache"):
+        raise conflict("requests are using the prefix cache: try again when none is running")
+    return json_response(AdminResponse())
 
 
-@own_pages_alone
+@refuse_cross_site
 async def start_profile(request: web.Request) -> web.Response:
-    """Starts JAX's profiler in the engine process; 409 if it runs already."""
-    serving = request.app[SERVING]
-    folder = str(Path(serving.config.profile_dir).resolve())
+    """Starts JAX's profiler in the engine process; 409 if it is running already."""
+    context = request.app[SERVER_CONTEXT]
+    folder = str(Path(context.config.profile_dir).resolve())
     try:
-        await serving.client.ask("start_profile", folder)
+        await context.client.ask("start_profile", folder)
     except EngineError as error:
         raise conflict(str(error)) from None
-    return json_response(Done(folder=folder))
+    return json_response(AdminResponse(folder=folder))
 
 
-@own_pages_alone
+@refuse_cross_site
 async def stop_profile(request: web.Request) -> web.Response:
-    """Stops it and writes what it saw, for TensorBoard and Perfetto; 409 if it doesn't run."""
+    """Stops the profiler and writes its trace, for TensorBoard and Perfetto; 409 if it isn't
+    running."""
     try:
-        await request.app[SERVING].client.ask("stop_profile")
+        await request.app[SERVER_CONTEXT].client.ask("stop_profile")
     except EngineError as error:
         raise conflict(str(error)) from None
-    return json_response(Done())
+    return json_response(AdminResponse())
 
 
 async def server_info(request: web.Request) -> web.Response:
-    """Every setting, but for the keys."""
-    serving = request.app[SERVING]
-    client = serving.client
-    server = {k: v for k, v in asdict(serving.config).items() if k != "api_key"}
+    """All settings, without API keys."""
+    context = request.app[SERVER_CONTEXT]
+    client = context.client
+    server = {k: v for k, v in asdict(context.config).items() if k != "api_key"}
     info = {
         "version": jaxserve.__version__,
-        "models": serving.names,
+        "models": context.model_names,
         "engine": asdict(client.config),
         "server": server,
         "ready": client.ready,
     }
-    return web.Response(body=msgspec.json.encode(info), content_type="application/json")
+    return json_response(info)

@@ -12,66 +12,70 @@ from aiohttp import web
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.api import generation
-from jaxserve.server.api.generation import Batches, TokenCount
-from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.wire.answers import TextChoice, TextCompletion, TextLogprobs, Usage
-from jaxserve.server.wire.logprobs_format import LogprobsWriter
-from jaxserve.server.wire.requests import COMPLETION_UNSUPPORTED, CompletionRequest
+from jaxserve.server.api.shared import generation
+from jaxserve.server.api.shared.generation import DeltaBatches
+from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
+from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
+from jaxserve.server.wire.completions.response import Completion, CompletionChoice
+from jaxserve.server.wire.logprobs import TextLogprobs
+from jaxserve.server.wire.response_fields import TokenCount, Usage
 from jaxserve.server.wire.sse import TextEvent, event
-from jaxserve.server.wire.validation import parse, read_json
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), CompletionRequest, COMPLETION_UNSUPPORTED)
-    serving.check_model(body.model)
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, CompletionRequest, COMPLETION_UNSUPPORTED)
+    context.check_model(body.model)
     body.check()
-    params = serving.check_limits(body.to_sampling_params(serving.client.sampling_defaults))
-    prompts = await generation.off_loop(request, tokenize, serving, body, params)
-    batches = generation.submit(serving, prompts, params, **body.scheduling())
+    params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
+    prompts = await run_off_loop(request, tokenize, context, body, params)
+    batches = generation.submit(context, prompts, params, **body.scheduling())
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))
-    choices = _Choices(serving, body, prompts, params)
+    writer = _ChoiceWriter(context, body, prompts, params)
     if body.stream:
-        chunks = _Chunks(serving, body, choices, count)
-        usage_event = chunks.of_usage if body.include_usage else None
+        events = _EventWriter(context, body, writer, count)
+        usage_event = events.of_usage if body.include_usage else None
         last = generation.closing_events(usage_event, count)
-        return await generation.stream(request, batches, chunks.of_delta, last, count)
+        return await generation.stream(request, batches, events.of_delta, last, count)
     outputs = await generation.gather(batches, len(prompts) * params.n, count)
-    if params.n > body.returned:
-        outputs = generation.best(outputs, params.n, body.returned)
-    answer = TextCompletion(
-        **serving.header("cmpl"),
+    if params.n > body.returned_choices:
+        outputs = generation.best_choices(outputs, params.n, body.returned_choices)
+    response = Completion(
+        **context.response_header("cmpl"),
         object="text_completion",
-        choices=list(map(choices.of_delta, outputs)),
+        choices=list(map(writer.choice, outputs)),
         usage=count.usage(),
     )
-    return generation.json_response(answer)
+    return json_response(response)
 
 
-def tokenize(serving: Serving, body: CompletionRequest, params: SamplingParams) -> list[list[int]]:
+def tokenize(
+    context: ServerContext, body: CompletionRequest, params: SamplingParams
+) -> list[list[int]]:
     """The token ids of every prompt.
 
     Raises:
-        InvalidRequestError: a prompt is empty, too long or has ids that the model lacks, or there
-            are too many prompts.
+        InvalidRequestError: a prompt is empty, is too long or has ids outside the vocabulary, or
+            there are too many prompts.
     """
     prompts = body.prompts()
-    most = serving.config.max_choices
-    if len(prompts) * params.n > most:
+    limit = context.config.max_choices
+    if len(prompts) * params.n > limit:
         raise InvalidRequestError(
-            f"prompt has {len(prompts)} prompts of {params.n} choices each; this server takes at "
-            f"most {most} choices in a request",
+            f"prompt has {len(prompts)} prompts of {params.n} choices each; this server "
+            f"allows at most {limit} choices in a request",
             "prompt",
         )
     special = body.add_special_tokens is not False
-    return [serving.client.prepare(prompt, params, special) for prompt in prompts]
+    return [context.client.prepare(prompt, params, special) for prompt in prompts]
 
 
-async def _without_output(batches: Batches) -> Batches:
-    """The prompts' news alone, as if nothing had been generated."""
+async def _without_output(batches: DeltaBatches) -> DeltaBatches:
+    """The deltas without what was generated, for a request that only echoes its prompts."""
     async with aclosing(batches):
         async for batch in batches:
             yield [
@@ -87,42 +91,42 @@ async def _without_output(batches: Batches) -> Batches:
             ]
 
 
-class _Choices:
-    """Choices of one request, each whole or bit by bit."""
+class _ChoiceWriter:
+    """Writes the choices of one request, each from one delta or from several."""
 
     def __init__(
         self,
-        serving: Serving,
+        context: ServerContext,
         body: CompletionRequest,
         prompts: list[list[int]],
         params: SamplingParams,
     ) -> None:
         self._body, self._prompts, self._n = body, prompts, params.n
         self._truncated = params.truncate_prompt_tokens is not None
-        self._tokenizer = serving.client.tokenizer
+        self._tokenizer = context.client.tokenizer
         self._logprobs = LogprobsWriter(self._tokenizer, bool(body.return_tokens_as_token_ids))
-        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by choice
+        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by the choice's index
 
-    def of_delta(self, delta: CompletionDelta) -> TextChoice:
+    def choice(self, delta: CompletionDelta) -> CompletionChoice:
         first = delta.index not in self._offsets
         offset = self._offsets.setdefault(delta.index, 0)
-        own = list(delta.token_ids) if self._body.return_token_ids else msgspec.UNSET
-        choice = TextChoice(
-            delta.index, delta.text, delta.finish_reason, delta.stop_reason, token_ids=own
+        token_ids = list(delta.token_ids) if self._body.return_token_ids else msgspec.UNSET
+        choice = CompletionChoice(
+            delta.index, delta.text, delta.finish_reason, delta.stop_reason, token_ids=token_ids
         )
-        before: TextLogprobs | None = None
+        prompt_logprobs: TextLogprobs | None = None
         if first:
-            before = self._add_prompt(choice, delta)
+            prompt_logprobs = self._add_prompt(choice, delta)
             offset = self._offsets[delta.index]
         logprobs = self._logprobs.text(delta.logprobs, self._body.logprobs, offset)
         if logprobs:
             self._offsets[delta.index] += self._logprobs.length(delta.logprobs or ())
-        choice.logprobs = _joined(before, logprobs)
+        choice.logprobs = _joined(prompt_logprobs, logprobs)
         return choice
 
-    def _add_prompt(self, choice: TextChoice, delta: CompletionDelta) -> TextLogprobs | None:
-        """Puts in what a choice tells of its prompt; returns the logprobs of an echoed one."""
-        place, asked = choice.index // self._n, self._body.logprobs
+    def _add_prompt(self, choice: CompletionChoice, delta: CompletionDelta) -> TextLogprobs | None:
+        """Adds the fields about the prompt; returns the prompt's logprobs if it is echoed."""
+        place, num_top = choice.index // self._n, self._body.logprobs
         ids, logprobs = self._prompts[place], None
         if self._body.return_token_ids:
             choice.prompt_token_ids = ids
@@ -133,8 +137,8 @@ class _Choices:
             if not isinstance(prompt, str) or self._truncated:
                 prompt = self._tokenizer.decode(ids)
             choice.text = prompt + choice.text
-            if asked is not None and delta.prompt_logprobs is not None:
-                logprobs, length = self._logprobs.prompt_text(ids, delta.prompt_logprobs, asked)
+            if num_top is not None and delta.prompt_logprobs is not None:
+                logprobs, length = self._logprobs.prompt_text(ids, delta.prompt_logprobs, num_top)
                 self._offsets[choice.index] = length
         return logprobs
 
@@ -153,30 +157,36 @@ def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogp
     )
 
 
-class _Chunks:
-    """Chunks of one streamed completion: text as it comes, one finish reason a choice."""
+class _EventWriter:
+    """Writes the events of a streamed completion; a choice's last event has its finish reason."""
 
     def __init__(
-        self, serving: Serving, body: CompletionRequest, choices: _Choices, count: TokenCount
+        self,
+        context: ServerContext,
+        body: CompletionRequest,
+        writer: _ChoiceWriter,
+        count: TokenCount,
     ) -> None:
-        self._choices = choices
+        self._writer = writer
         self._usage = generation.chunk_usage(body, count)
-        self._chunk = partial(TextCompletion, **serving.header("cmpl"), object="text_completion")
+        self._chunk = partial(
+            Completion, **context.response_header("cmpl"), object="text_completion"
+        )
         ids_or_counts = body.return_token_ids or body.continuous_usage
-        self._tells_more = bool(body.echo or ids_or_counts or body.logprobs is not None)
-        self._plain: dict[int, TextEvent] = {}
+        self._more_than_text = bool(body.echo or ids_or_counts or body.logprobs is not None)
+        self._text_events: dict[int, TextEvent] = {}
 
     def of_delta(self, delta: CompletionDelta) -> list[bytes]:
-        if self._tells_more or delta.finish_reason:
-            choice = self._choices.of_delta(delta)
-            tells = choice.text or choice.finish_reason or choice.logprobs or choice.token_ids
-            return [event(self._chunk(choices=[choice], usage=self._usage()))] if tells else []
+        if self._more_than_text or delta.finish_reason:
+            choice = self._writer.choice(delta)
+            adds = choice.text or choice.finish_reason or choice.logprobs or choice.token_ids
+            return [event(self._chunk(choices=[choice], usage=self._usage()))] if adds else []
         if not delta.text:
             return []
-        if (plain := self._plain.get(delta.index)) is None:
-            chunk = self._chunk(choices=[TextChoice(delta.index, "")], usage=self._usage())
-            plain = self._plain[delta.index] = TextEvent(chunk, "text")
-        return [plain(delta.text)]
+        if (text_event := self._text_events.get(delta.index)) is None:
+            chunk = self._chunk(choices=[CompletionChoice(delta.index, "")], usage=self._usage())
+            text_event = self._text_events[delta.index] = TextEvent(chunk, "text")
+        return [text_event(delta.text)]
 
     def of_usage(self, usage: Usage) -> bytes:
         return event(self._chunk(choices=[], usage=usage))

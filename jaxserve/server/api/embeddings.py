@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the model's last hidden state at a text's last token, of length 1."""
+"""POST /v1/embeddings: the last hidden state at a text's last token, scaled to length 1."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from aiohttp import web
 
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.api import generation
-from jaxserve.server.api.generation import TokenCount
-from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.observability.request_log import current
-from jaxserve.server.wire.requests import check_scheduling, texts
-from jaxserve.server.wire.validation import parse, read_json
+from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
+from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+from jaxserve.server.observability.request_log import current_record
+from jaxserve.server.wire.generation_request import check_scheduling, prompt_list
+from jaxserve.server.wire.response_fields import TokenCount
 
 MAX_INPUTS = 2048  # OpenAI's limit
-AT_ONCE = 256  # of one request, so that it doesn't fill the queue
+CHUNK = 256  # inputs that a request has in the engine at once, so that it doesn't fill the queue
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -29,8 +28,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     Args:
         input: a text, token ids, or several of either.
-        dimensions: must be the model's own number, since it wasn't trained to be cut short.
-        truncate_prompt_tokens: keep only the last so many tokens; -1 keeps what the model takes.
+        dimensions: must be the model's own number: embeddings can't be shortened.
+        truncate_prompt_tokens: use only this many tokens at the end; -1 means the context length.
         user: labels the request for the caller's own records.
     """
 
@@ -57,7 +56,7 @@ class EmbeddingUsage(msgspec.Struct):
 
 
 class Embeddings(msgspec.Struct, kw_only=True):
-    """A text's embedding is its numbers, or their float32 bytes (little-endian) in base64."""
+    """An embedding is a list of numbers, or their float32 bytes (little-endian) in base64."""
 
     object: str = "list"
     data: list[Embedding]
@@ -66,56 +65,61 @@ class Embeddings(msgspec.Struct, kw_only=True):
 
 
 async def create_embeddings(request: web.Request) -> web.Response:
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), EmbeddingRequest, {})
-    serving.check_model(body.model)
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, EmbeddingRequest)
+    context.check_model(body.model)
     check_scheduling(body.priority, body.cache_salt)
-    if body.dimensions not in (None, size := serving.client.ready.embedding_size):
+    if body.dimensions not in (None, size := context.client.ready.embedding_size):
         raise InvalidRequestError(
             f"dimensions must be {size}, this model's own; leave it out", "dimensions"
         )
     params = SamplingParams(
         max_tokens=1, temperature=0, truncate_prompt_tokens=body.truncate_prompt_tokens
     )
-    prompts = await generation.off_loop(request, _tokenize, serving, body, params)
-    made = await _embed(serving, body, prompts, params)
+    prompts = await run_off_loop(request, _tokenize, context, body, params)
+    vectors = await _embed(context, body, prompts, params)
     write = _base64 if body.encoding_format == "base64" else _floats
     tokens = sum(map(len, prompts))
-    return generation.json_response(
+    return json_response(
         Embeddings(
-            data=[Embedding(i, write(vector)) for i, vector in enumerate(made)],
-            model=serving.names[0],
+            data=[Embedding(i, write(vector)) for i, vector in enumerate(vectors)],
+            model=context.model_names[0],
             usage=EmbeddingUsage(tokens, tokens),
         )
     )
 
 
-def _tokenize(serving: Serving, body: EmbeddingRequest, params: SamplingParams) -> list[list[int]]:
-    prompts = texts(body.input, "input")
+def _tokenize(
+    context: ServerContext, body: EmbeddingRequest, params: SamplingParams
+) -> list[list[int]]:
+    prompts = prompt_list(body.input, "input")
     if len(prompts) > MAX_INPUTS:
         raise InvalidRequestError(f"input takes at most {MAX_INPUTS} texts", "input")
     special = body.add_special_tokens is not False
     try:
-        return [serving.client.prepare(prompt, params, special) for prompt in prompts]
+        return [context.client.prepare(prompt, params, special) for prompt in prompts]
     except InvalidRequestError as error:
         param = "input" if error.param in ("prompt", "max_tokens") else error.param
         raise InvalidRequestError(str(error), param, error.code) from None
 
 
 async def _embed(
-    serving: Serving, body: EmbeddingRequest, prompts: Sequence[list[int]], params: SamplingParams
+    context: ServerContext,
+    body: EmbeddingRequest,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
 ) -> list[bytes]:
-    """The embeddings of all prompts, in order."""
-    record = current()
+    """The embeddings of all prompts, in order, as float32 bytes."""
+    record = current_record()
     record.tokens = TokenCount(sum(map(len, prompts)))
-    made: dict[int, bytes] = {}
-    for first in range(0, len(prompts), AT_ONCE):
-        batches = serving.client.stream(
-            prompts[first : first + AT_ONCE],
+    vectors: dict[int, bytes] = {}
+    for first in range(0, len(prompts), CHUNK):
+        batches = context.client.stream(
+            prompts[first : first + CHUNK],
             params,
             request_id=record.id,
             priority=body.priority or 0,
-            cache_salt=record.salt(body.cache_salt),
+            cache_salt=record.cache_salt(body.cache_salt),
             pool=True,
         )
         async with aclosing(batches):
@@ -123,10 +127,10 @@ async def _embed(
                 for delta in batch:
                     record.tokens.add(delta)
                     if delta.embedding is not None:
-                        made[first + delta.index] = delta.embedding
-    if len(made) < len(prompts):
+                        vectors[first + delta.index] = delta.embedding
+    if len(vectors) < len(prompts):
         raise EngineError("some embeddings are missing")
-    return [made[i] for i in range(len(prompts))]
+    return [vectors[i] for i in range(len(prompts))]
 
 
 def _floats(vector: bytes) -> list[float]:

@@ -1,4 +1,4 @@
-"""What orchestrators, load balancers and Prometheus ask for: /health, /ready, /load, /metrics."""
+"""State of the server: /health, /ready, /load, /metrics and /version."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 import jaxserve
-from jaxserve.server.api.generation import json_response
-from jaxserve.server.context import SERVING
+from jaxserve.server.api.shared.json_body import json_response
+from jaxserve.server.context import SERVER_CONTEXT
 from jaxserve.server.wire.errors import unavailable
 
-# A step is the device's doing: it may take longer than the loop around it may be silent.
+# One step may take longer than the engine's loop may be silent: this many times stall_timeout.
 STEP_STALLS = 10
 
 
@@ -29,50 +29,51 @@ class Version(msgspec.Struct):
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 while the engine process lives and works, 503 after."""
-    serving = request.app[SERVING]
-    client, limit = serving.client, serving.config.stall_timeout
+    """200 while the engine process is alive and makes progress, otherwise 503."""
+    context = request.app[SERVER_CONTEXT]
+    client, limit = context.client, context.config.stall_timeout
     if not client.healthy:
-        raise unavailable("the engine process is gone; restart the server", "engine_dead")
+        raise unavailable("the engine process has died; restart the server", "engine_dead")
     if client.silent_s > limit:
         raise unavailable(
-            f"the engine has work, and its loop hasn't moved for {client.silent_s:.0f} s",
+            f"the engine has work, but has sent nothing for {client.silent_s:.0f} s",
             "engine_stuck",
         )
     if client.stats.busy_s > STEP_STALLS * limit:
         raise unavailable(
-            f"the device has been at one step for {client.stats.busy_s:.0f} s", "engine_stuck"
+            f"the device has been busy with one step for {client.stats.busy_s:.0f} s",
+            "engine_stuck",
         )
     return json_response(Health())
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 while new requests are let in, 503 once the server drains or the engine is gone."""
-    if request.app[SERVING].admission.closed:
+    """200 while new requests are accepted; 503 while the server drains or without an engine."""
+    if request.app[SERVER_CONTEXT].admission.closed:
         raise unavailable("the server is shutting down", "shutting_down")
     return await health(request)
 
 
 async def load(request: web.Request) -> web.Response:
-    """Requests in flight in all server processes, this one not counted."""
-    serving = request.app[SERVING]
-    others = await serving.peers.in_flight() if serving.peers else 0
-    return json_response(Load(serving.admission.in_flight - 1 + others))
+    """Requests in flight in all server processes, without this one."""
+    context = request.app[SERVER_CONTEXT]
+    others = await context.workers.in_flight() if context.workers else 0
+    return json_response(Load(context.admission.in_flight - 1 + others))
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Prometheus figures of all server processes, in the format that the Accept header prefers."""
-    serving = request.app[SERVING]
-    counts = serving.counts.collect()
-    if serving.peers:
-        counts = await serving.peers.metrics(counts)
+    """Metrics of all server processes, in the format that the Accept header prefers."""
+    context = request.app[SERVER_CONTEXT]
+    collected = context.worker_registry.collect()
+    if context.workers:
+        collected = await context.workers.metrics(collected)
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    body = encode(_Families([*serving.engine.collect(), *counts]))
+    body = encode(_MetricList([*context.engine_registry.collect(), *collected]))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _Families:
-    """What prometheus_client's encoders take for a registry."""
+class _MetricList:
+    """Has the one method of a registry that prometheus_client's encoders use."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

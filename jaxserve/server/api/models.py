@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
-from jaxserve.server.api.generation import json_response
-from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.wire.answers import Model, ModelList
+from jaxserve.server.api.shared.json_body import json_response
+from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: str = "model"
+    owned_by: str = "jaxserve"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    data: list[Model]
+    object: str = "list"
 
 
 async def list_models(request: web.Request) -> web.Response:
-    serving = request.app[SERVING]
-    return json_response(ModelList(data=[_model(serving, name) for name in serving.names]))
+    context = request.app[SERVER_CONTEXT]
+    return json_response(ModelList(data=[_model(context, name) for name in context.model_names]))
 
 
 async def show_model(request: web.Request) -> web.Response:
-    serving = request.app[SERVING]
+    context = request.app[SERVER_CONTEXT]
     name = request.match_info["id"]
-    serving.check_model(name)
-    return json_response(_model(serving, name))
+    context.check_model(name)
+    return json_response(_model(context, name))
 
 
-def _model(serving: Serving, name: str) -> Model:
-    client = serving.client
+def _model(context: ServerContext, name: str) -> Model:
+    client = context.client
     return Model(
         id=name,
-        created=serving.created,
+        created=context.created,
         max_model_len=client.max_model_len,
         root=client.model_name,
     )

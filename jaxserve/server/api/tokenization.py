@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, with vLLM's fields."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.api import generation
-from jaxserve.server.api.chat_prompts import conversation
-from jaxserve.server.context import SERVING, Serving
-from jaxserve.server.wire.requests import ChatCompletionRequest
+from jaxserve.server.api.shared.conversation import conversation
+from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
+from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+from jaxserve.server.wire.chat.request import ChatCompletionRequest
 from jaxserve.server.wire.tools import Tool
-from jaxserve.server.wire.validation import parse, read_json
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text, or a conversation as a chat would have it.
+    """A text, or the messages of a chat completion.
 
     Args:
-        add_special_tokens: as BOS; by default for a text, and not for a conversation, whose
-            template writes them itself.
-        return_token_strs: also answer with the tokens as the vocabulary has them.
+        add_special_tokens: such as BOS. The default is true for a text, and false for messages,
+            because the chat template writes them.
+        return_token_strs: add the tokens' texts in the vocabulary to the response.
     """
 
     model: str | None = None
@@ -53,22 +52,22 @@ class Text(msgspec.Struct):
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """However long the text is, which a client may want to know."""
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), TokenizeRequest, {})
+    """Texts longer than the context are tokenized, too, so that clients can find their length."""
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, TokenizeRequest)
     if body.model is not None:
-        serving.check_model(body.model)
-    ids = await generation.off_loop(request, _ids, serving, body)
+        context.check_model(body.model)
+    ids = await run_off_loop(request, _token_ids, context, body)
     strings = None
     if body.return_token_strs:
-        strings = [serving.client.tokenizer.backend.id_to_token(i) or "" for i in ids]
-    return generation.json_response(Tokens(len(ids), serving.client.max_model_len, ids, strings))
+        strings = [context.client.tokenizer.backend.id_to_token(i) or "" for i in ids]
+    return json_response(Tokens(len(ids), context.client.max_model_len, ids, strings))
 
 
-def _ids(serving: Serving, body: TokenizeRequest) -> list[int]:
-    tokenizer = serving.client.tokenizer
+def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
+    tokenizer = context.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequestError("you must provide prompt or messages, and not both", "prompt")
+        raise InvalidRequestError("you must provide either prompt or messages", "prompt")
     if body.prompt is not None:
         for name in ("tools", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name):
@@ -82,18 +81,19 @@ def _ids(serving: Serving, body: TokenizeRequest) -> list[int]:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return tokenizer.encode(conversation(chat).text(serving), bool(body.add_special_tokens))
+    return tokenizer.encode(conversation(chat).text(context), bool(body.add_special_tokens))
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    serving = request.app[SERVING]
-    body = parse(await read_json(request), DetokenizeRequest, {})
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, DetokenizeRequest)
     if body.model is not None:
-        serving.check_model(body.model)
-    tokenizer = serving.client.tokenizer
+        context.check_model(body.model)
+    tokenizer = context.client.tokenizer
     for token in body.tokens:
         if not 0 <= token < tokenizer.num_ids:
             raise InvalidRequestError(
-                f"tokens must hold ids from 0 to {tokenizer.num_ids - 1}; one was {token}", "tokens"
+                f"tokens must hold ids from 0 to {tokenizer.num_ids - 1}; one was {token}",
+                "tokens",
             )
-    return generation.json_response(Text(tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    return json_response(Text(tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: a span an HTTP request, and in it one an engine request.
+"""OpenTelemetry traces: a span for each HTTP request, and within it one for the engine's part.
 
-The extra `otel` installs what this needs; the names of attributes are vLLM's.
+The extra `otel` installs the packages that this needs. Attributes have vLLM's names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
-EXPORT_SECONDS = 2.0  # how long a collector that doesn't answer may hold up the end
+EXPORT_SECONDS = 2.0  # how long a collector that doesn't answer may delay the server's end
 
 
 class Tracer(RequestObserver):
-    """Sends spans to a collector, over HTTP.
+    """Sends spans to a collector over HTTP.
 
     Args:
-        endpoint: its URL; /v1/traces is added to one without a path.
+        endpoint: the collector's URL; /v1/traces is added if it has no path.
 
     Raises:
         ConfigError: opentelemetry isn't installed.
@@ -51,12 +51,12 @@ class Tracer(RequestObserver):
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("jaxserve")
-        self.model: str | None = None  # the name that clients know it by
-        self._open: dict[str, Context] = {}  # of the HTTP requests in flight, by id
+        self.model: str | None = None  # the name that clients use
+        self._open: dict[str, Context] = {}  # of HTTP requests in flight, by their id
 
     @contextmanager
     def request(self, request: web.Request, request_id: str, route: str) -> Iterator[Span]:
-        """The span of an HTTP request, in the trace that its headers name, if they name one."""
+        """The span of an HTTP request, in the trace that its headers name, or in a new one."""
         parent = self._extract(request.headers)
         kind = self._trace.SpanKind.SERVER
         name = f"{request.method} {route}"
@@ -71,7 +71,7 @@ class Tracer(RequestObserver):
                 self._open.pop(request_id, None)
 
     def on_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
-        """Once a request's last choice has ended."""
+        """Sends a request's span once its last choice has ended."""
         if times.ended < times.params.n:
             return
         seconds = time.monotonic() - times.arrived
@@ -102,5 +102,5 @@ class Tracer(RequestObserver):
         }
 
     def close(self) -> None:
-        """Sends what is left; may wait for the collector."""
+        """Sends remaining spans; may wait for the collector."""
         self._provider.shutdown()

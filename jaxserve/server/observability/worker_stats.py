@@ -1,7 +1,7 @@
-"""Several server processes in front of one engine answer /load and /metrics as one.
+"""Adds up the statistics of several server processes in front of one engine (--api-workers).
 
-Each listens on a Unix socket in the engine's folder, which only its owner can enter, and asks the
-others there.
+Any of them may get a request for /load or /metrics. Each process answers the others on a Unix
+socket in the engine's folder, which only its owner can enter.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from prometheus_client.metrics_core import Metric
 
 from jaxserve.server.admission import Admission
 
-ANSWER_S = aiohttp.ClientTimeout(total=5.0)
-STARTED = "process_start_time_seconds"  # of which the earliest holds; all else is added up
+TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+# The minimum over processes is reported; all other metrics are added up.
+START_TIME = "process_start_time_seconds"
 
-Answer = TypeVar("Answer")
+Stats = TypeVar("Stats")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """The server processes, as one of them sees them.
+    """Exchanges statistics with the other server processes.
 
     Args:
         folder: where their sockets are.
-        number: this one's.
-        count: how many there are; their numbers begin at 0.
+        number: this process's number.
+        count: of processes; their numbers begin at 0.
     """
 
     folder: Path
@@ -43,10 +44,10 @@ class WorkerStats:
     count: int = 1
 
     @asynccontextmanager
-    async def answering(
+    async def serve_own(
         self, admission: Admission, registry: CollectorRegistry
     ) -> AsyncIterator[None]:
-        """Tells the others what this process alone knows."""
+        """Answers the other processes with this one's statistics while the context is open."""
         if self.count == 1:
             yield
             return
@@ -69,28 +70,28 @@ class WorkerStats:
 
     async def in_flight(self) -> int:
         """Requests in flight in the other processes."""
-        return sum(await self._ask("/load", int))
+        return sum(await self._query("/load", int))
 
     async def metrics(self, own: Iterable[Metric]) -> Iterable[Metric]:
-        """This process's figures and the others' together."""
+        """This process's metrics, with those of the others added."""
         families = {family.name: family for family in own}
-        for counted in await self._ask("/metrics", list[_Family]):
+        for counted in await self._query("/metrics", list[_Family]):
             for family in counted:
                 empty = Metric(family.name, family.documentation, family.type)
                 family.add_to(families.setdefault(family.name, empty))
         return families.values()
 
-    async def _ask(self, path: str, kind: type[Answer]) -> list[Answer]:
+    async def _query(self, path: str, kind: type[Stats]) -> list[Stats]:
         others = (n for n in range(self.count) if n != self.number)
         answers = await asyncio.gather(*(_get(self._socket(n), path) for n in others))
         return [msgspec.msgpack.decode(answer, type=kind) for answer in answers if answer]
 
     def _socket(self, number: int) -> str:
-        return str(self.folder / f"peer-{number}")
+        return str(self.folder / f"api-worker-{number}")
 
 
 class _Family(msgspec.Struct, array_like=True):
-    """A metric on its way. Args: samples: the name, labels and value of each."""
+    """A metric, to be sent. Args: samples: the name, labels and value of each."""
 
     name: str
     documentation: str
@@ -103,15 +104,15 @@ class _Family(msgspec.Struct, array_like=True):
         return cls(metric.name, metric.documentation, metric.type, samples)
 
     def add_to(self, metric: Metric) -> None:
-        """Joins each sample with the one of the same name and labels."""
-        at = {_key(s.name, s.labels): i for i, s in enumerate(metric.samples)}
+        """Adds each sample to the one with the same name and labels."""
+        index = {_key(s.name, s.labels): i for i, s in enumerate(metric.samples)}
         for name, labels, value in self.samples:
-            if (i := at.get(_key(name, labels))) is None:
+            if (i := index.get(_key(name, labels))) is None:
                 metric.add_sample(name, labels, value)
             else:
                 known = metric.samples[i]
-                both = min(known.value, value) if name == STARTED else known.value + value
-                metric.samples[i] = known._replace(value=both)
+                total = min(known.value, value) if name == START_TIME else known.value + value
+                metric.samples[i] = known._replace(value=total)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -119,13 +120,13 @@ def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str
 
 
 async def _get(socket: str, path: str) -> bytes | None:
-    """What a process answers; None of one that hasn't begun to listen or has ended."""
+    """A process's answer; None if it doesn't listen yet or has ended."""
     try:
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(socket), timeout=ANSWER_S, raise_for_status=True
+                connector=aiohttp.UnixConnector(socket), timeout=TIMEOUT, raise_for_status=True
             ) as http,
-            http.get(f"http://peer{path}") as response,
+            http.get(f"http://api-worker{path}") as response,
         ):
             return await response.read()
     except aiohttp.ClientConnectionError as error:

@@ -1,26 +1,26 @@
-"""From a model's text to its parts: reasoning, content, and calls of tools, as they come.
+"""Parsers of generated text: reasoning, content and tool calls, incrementally.
 
-A parser takes text piece by piece; what it finds doesn't depend on where the text was cut.
+The result doesn't depend on where the text was split.
 """
 
 from __future__ import annotations
 
-from jaxserve.server.parsers.pieces import Piece, TextParser
-from jaxserve.server.parsers.reasoning import REASONING_PARSERS, Think
+from jaxserve.server.parsers.reasoning import REASONING_PARSERS, ThinkTagParser
+from jaxserve.server.parsers.text_parser import ParsedDelta, TextParser
 from jaxserve.server.parsers.tool_calls import (
     TOOL_PARSERS,
-    NamedCall,
-    RequiredCalls,
+    NamedCallParser,
+    RequiredCallsParser,
     ToolParser,
 )
 
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
-    "NamedCall",
-    "Piece",
-    "RequiredCalls",
+    "NamedCallParser",
+    "ParsedDelta",
+    "RequiredCallsParser",
     "TextParser",
-    "Think",
+    "ThinkTagParser",
     "ToolParser",
 ]

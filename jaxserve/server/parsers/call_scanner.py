@@ -1,35 +1,36 @@
-"""Calls of tools written as JSON, read while they are being written."""
+"""Incremental parsing of tool calls that are JSON objects."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from jaxserve.server.parsers.pieces import Piece, content
+from jaxserve.server.parsers.text_parser import ParsedDelta, content_delta
 
 _HEADER = re.compile(
     r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*'
     r"(?=\{)"
 )
-_MATTERS = re.compile(r'["\\\[\]{}]')
+_STRUCTURAL = re.compile(r'["\\\[\]{}]')
 
 
 class ValueEnd:
-    """Finds the end of a JSON object or array; the text begins at its bracket, after spaces."""
+    """Finds the end of a JSON object or array. The text begins with its bracket, or white space
+    before it."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Where in this text the value ends; None if it goes on."""
+        """The place in this text where the value ends; None if it doesn't end yet."""
         at = 0
         while at < len(text):
             if self._escaped:
                 self._escaped = False
                 at += 1
                 continue
-            found = _MATTERS.search(text, at)
+            found = _STRUCTURAL.search(text, at)
             if not found:
                 return None
             at = found.end()
@@ -50,12 +51,13 @@ class ValueEnd:
 
 
 class CallScanner:
-    """Reads {"name": ..., "arguments": {...}}; "parameters" is another word for the arguments.
+    """Parses {"name": ..., "arguments": {...}}; "parameters" may replace "arguments".
 
-    Once the name is known and the arguments have begun, they are passed on as they are written.
-    In any other order the call comes as a whole at its end, and what isn't a call is content.
+    Once the name is complete and the arguments have begun, the arguments are passed on as they
+    come. With keys in another order the call is passed on when it is complete. An object that
+    isn't a call is content.
 
-    is_call: whether it is one, as far as is known.
+    is_call: whether the object is known to be a call.
     """
 
     def __init__(self) -> None:
@@ -63,52 +65,52 @@ class CallScanner:
         self._object, self._arguments = ValueEnd(), ValueEnd()
         self.is_call = self._complete = False
 
-    def feed(self, text: str) -> tuple[list[Piece], str | None]:
-        """What the text tells, and what follows the object; None while it goes on."""
+    def feed(self, text: str) -> tuple[list[ParsedDelta], str | None]:
+        """What this text adds, and the text after the object; None if the object isn't complete."""
         end = self._object.feed(text)
         own, rest = (text, None) if end is None else (text[:end], text[end:])
-        pieces: list[Piece] = []
+        deltas: list[ParsedDelta] = []
         if not self.is_call:
             self._raw += own
             if header := _HEADER.match(self._raw):
                 self.is_call = True
                 own = self._raw[header.end() :]
-                pieces.append(Piece("call", _unquote(header["name"])))
+                deltas.append(ParsedDelta("call", _unquote(header["name"])))
             elif end is not None:
-                return self._whole(), rest
+                return self._complete_object(), rest
             else:
                 return [], None
         if not self._complete:
             stop = self._arguments.feed(own)
             self._complete = stop is not None
-            pieces.append(Piece("arguments", own[:stop]))
-        return [piece for piece in pieces if piece.text], rest
+            deltas.append(ParsedDelta("arguments", own[:stop]))
+        return [delta for delta in deltas if delta.text], rest
 
-    def finish(self) -> list[Piece]:
-        """What is left of an object that was never closed."""
-        return [] if self.is_call else content(self._raw)
+    def finish(self) -> list[ParsedDelta]:
+        """What was held back of an object that isn't complete at the end of the output."""
+        return [] if self.is_call else content_delta(self._raw)
 
-    def _whole(self) -> list[Piece]:
+    def _complete_object(self) -> list[ParsedDelta]:
         try:
             call = json.loads(self._raw)
             arguments = call.get("arguments", call.get("parameters", {}))
             name = call["name"]
         except (ValueError, KeyError, AttributeError, RecursionError):
-            return content(self._raw)
+            return content_delta(self._raw)
         if not isinstance(name, str) or not name:
-            return content(self._raw)
+            return content_delta(self._raw)
         self.is_call = True
         # Some models write the arguments as a string that holds JSON.
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return [Piece("call", name), Piece("arguments", text)]
+        return [ParsedDelta("call", name), ParsedDelta("arguments", text)]
 
 
 class CallSequence:
-    """Objects one after another; ends at anything else, and after an object that isn't a call.
+    """Parses consecutive objects, up to the first text that is neither a call nor a separator.
 
     Args:
-        separators: characters between them that mean nothing; white space never does.
-        closer: a character that belongs to the sequence and ends it.
+        separators: characters that may stand between objects, besides white space.
+        closer: a character that ends the sequence and belongs to it.
     """
 
     def __init__(self, separators: str, closer: str = "") -> None:
@@ -116,24 +118,24 @@ class CallSequence:
         self._closer = closer
         self._scanner: CallScanner | None = None
 
-    def feed(self, text: str) -> tuple[list[Piece], str | None]:
-        """What the text tells, and what follows the sequence; None while it goes on."""
-        pieces: list[Piece] = []
+    def feed(self, text: str) -> tuple[list[ParsedDelta], str | None]:
+        """What this text adds, and the text after the sequence; None if it may go on."""
+        deltas: list[ParsedDelta] = []
         while True:
             if self._scanner is None:
                 text = text.lstrip(self._skipped)
                 if not text:
-                    return pieces, None
+                    return deltas, None
                 if text[0] != "{":
-                    return pieces, text.removeprefix(self._closer)
+                    return deltas, text.removeprefix(self._closer)
                 self._scanner = CallScanner()
             more, rest = self._scanner.feed(text)
-            pieces += more
+            deltas += more
             if rest is None or not self._scanner.is_call:
-                return pieces, rest
+                return deltas, rest
             self._scanner, text = None, rest
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[ParsedDelta]:
         return self._scanner.finish() if self._scanner else []
 
 

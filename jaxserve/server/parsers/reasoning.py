@@ -1,63 +1,66 @@
-"""Reasoning in <think> tags, as Qwen 3, DeepSeek R1 and others write it."""
+"""Reasoning between <think> tags, the format of Qwen 3, DeepSeek R1 and others."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxserve.server.parsers.pieces import Piece, content, cut
+from jaxserve.server.parsers.text_parser import ParsedDelta, content_delta, split_at_marker
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
-class Think:
+class ThinkTagParser:
     """<think> reasoning </think> content.
 
-    Only an answer that begins with reasoning has any.
+    Tags anywhere but at the beginning of the output are content.
 
     Args:
-        prompt: the text that the answer goes on from; reasoning may begin in it.
+        prompt: the prompt's text, which may end with the open tag.
     """
 
-    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
-    _begun: ClassVar[bool] = False  # with the answer, tag or no tag
+    markers: ClassVar[tuple[str, ...]] = (OPEN_TAG, CLOSE_TAG)
+    _tag_optional: ClassVar[bool] = False  # whether output without an open tag is reasoning
 
     def __init__(self, prompt: str) -> None:
-        inside = prompt.rstrip().endswith(OPEN)
-        self._kind = "reasoning" if inside else ""  # "" until it is known
+        inside = prompt.rstrip().endswith(OPEN_TAG)
+        self._kind = "reasoning" if inside else ""  # "" until that is known
         self._held = ""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[ParsedDelta]:
         text, self._held = self._held + text, ""
         if not self._kind:
             bare = text.lstrip()
-            if OPEN.startswith(bare) and bare != OPEN:
+            if OPEN_TAG.startswith(bare) and bare != OPEN_TAG:
                 self._held = text
                 return []
-            if bare.startswith(OPEN):
-                self._kind, text = "reasoning", bare.removeprefix(OPEN)
+            if bare.startswith(OPEN_TAG):
+                self._kind, text = "reasoning", bare.removeprefix(OPEN_TAG)
             else:
-                self._kind = "reasoning" if self._begun else "content"
+                self._kind = "reasoning" if self._tag_optional else "content"
         if self._kind == "content":
-            return content(text)
-        thought, marker, rest = cut(text, (CLOSE,))
-        pieces = [Piece("reasoning", thought)] if thought else []
+            return content_delta(text)
+        reasoning, marker, rest = split_at_marker(text, (CLOSE_TAG,))
+        deltas = [ParsedDelta("reasoning", reasoning)] if reasoning else []
         if marker is None:
             self._held = rest
-            return pieces
+            return deltas
         self._kind = "content"
-        return pieces + content(rest)
+        return deltas + content_delta(rest)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[ParsedDelta]:
         held, self._held = self._held, ""
-        if self._kind == "reasoning" or (not self._kind and self._begun):
-            return [Piece("reasoning", held)] if held else []
-        return content(held)
+        if self._kind == "reasoning" or (not self._kind and self._tag_optional):
+            return [ParsedDelta("reasoning", held)] if held else []
+        return content_delta(held)
 
 
-class DeepSeekR1(Think):
-    """An answer is reasoning up to </think>, whether or not it opens with a tag."""
+class DeepSeekR1Parser(ThinkTagParser):
+    """Output is reasoning up to </think>, with or without an open tag."""
 
-    _begun = True
+    _tag_optional = True
 
 
-REASONING_PARSERS: dict[str, type[Think]] = {"qwen3": Think, "deepseek_r1": DeepSeekR1}
+REASONING_PARSERS: dict[str, type[ThinkTagParser]] = {
+    "qwen3": ThinkTagParser,
+    "deepseek_r1": DeepSeekR1Parser,
+}

@@ -1,4 +1,4 @@
-"""A server process that joins another one's engine; see api_processes.py."""
+"""The main program of a further server process; see api_processes.py."""
 
 from __future__ import annotations
 
@@ -13,68 +13,65 @@ from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.errors import EngineDeadError
 from jaxserve.server.observability.request_log import log_to_stderr
 from jaxserve.server.observability.worker_stats import WorkerStats
-from jaxserve.server.processes import api_processes
-from jaxserve.server.processes.lifecycle import (
-    SIGNALS,
-    ServerSetup,
-    Stop,
-    bound_socket,
-    until_stopped,
-)
+from jaxserve.server.processes.api_processes import ENGINE_DEAD, READY, STOP, WorkerSettings
+from jaxserve.server.processes.listening_socket import bound_socket
+from jaxserve.server.processes.server_setup import ServerSetup
+from jaxserve.server.processes.shutdown import SIGNALS, StopRequest, serve_until_stopped
 
 
-async def work(order: api_processes.Order) -> None:
-    """Serves until it is told to stop or the first process is gone.
+async def run_worker(settings: WorkerSettings) -> None:
+    """Serves until the first process sends a stop or is gone.
 
     Raises:
         EngineDeadError: the engine process died.
     """
-    stop, ended = Stop(), asyncio.get_running_loop().create_future()
-    listening = asyncio.create_task(_listen(stop, ended))
-    doors = ServerSetup.of(order.server)
-    folder = Path(order.folder)
+    stop, engine_ended = StopRequest(), asyncio.get_running_loop().create_future()
+    reading = asyncio.create_task(_read_messages(stop, engine_ended))
+    setup = ServerSetup.of(settings.server)
+    folder = Path(settings.folder)
     client = await EngineClient.attach(
-        order.engine, folder, order.number, lambda: asyncio.shield(ended)
+        settings.engine, folder, settings.number, lambda: asyncio.shield(engine_ended)
     )
-    doors.use_template(client)
-    peers = WorkerStats(folder, order.number, order.server.api_workers)
-    with bound_socket(order.server, order.port) as sock:
-        async with doors.open(client, sock, peers, order.created) as (serving, site):
-            sys.stdout.buffer.write(api_processes.READY)
+    setup.set_chat_template(client)
+    workers = WorkerStats(folder, settings.number, settings.server.api_workers)
+    with bound_socket(settings.server, settings.port) as sock:
+        async with setup.listen(client, sock, workers, settings.created) as (context, site):
+            sys.stdout.buffer.write(READY)
             sys.stdout.flush()
-            failure = await until_stopped(serving, site, stop)
-    listening.cancel()
+            failure = await serve_until_stopped(context, site, stop)
+    reading.cancel()
     if failure is not None:
         raise EngineDeadError(failure)
 
 
-async def _listen(stop: Stop, ended: asyncio.Future[int]) -> None:
-    """Does what the first process says; its silence for ever is a stop at once."""
+async def _read_messages(stop: StopRequest, engine_ended: asyncio.Future[int]) -> None:
+    """Handles the first process's messages; end of file on stdin means stop immediately."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     while words := (await reader.readline()).split():
-        if words[0] == api_processes.STOP.encode():
+        if words[0] == STOP.encode():
             stop.signal()
-        elif words[0] == api_processes.DEAD.encode() and not ended.done():
-            ended.set_result(int(words[1]))
-    stop.signal()
-    stop.signal()
+        elif words[0] == ENGINE_DEAD.encode() and not engine_ended.done():
+            engine_ended.set_result(int(words[1]))
+    for _ in range(2):
+        stop.signal()
 
 
 def main() -> int:
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the first process decides.
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group. The first process
+    # handles them, and sends this one a stop.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
-    # Unbuffered: the lines after the first are for the event loop.
+    # Unbuffered: the lines after the first are read by the event loop.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:
-        order = msgspec.json.decode(lines.readline(), type=api_processes.Order)
+        settings = msgspec.json.decode(lines.readline(), type=WorkerSettings)
     try:
-        asyncio.run(work(order))
+        asyncio.run(run_worker(settings))
     except EngineDeadError as error:
-        print(f"jaxserve: server process {order.number}: {error}", file=sys.stderr)
+        print(f"jaxserve: server process {settings.number}: {error}", file=sys.stderr)
         return 1
     return 0
 

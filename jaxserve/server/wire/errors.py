@@ -1,11 +1,9 @@
-"""Every failure in OpenAI's envelope: {"error": {message, type, param, code}}."""
+"""HTTP errors in OpenAI's form: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,9 +28,9 @@ class ApiError(Exception):
     """A failure as the client sees it.
 
     Args:
-        type: OpenAI's class of error, as invalid_request_error.
-        param: the request field at fault.
-        code: a word that programs can test, as model_not_found.
+        type: OpenAI's class of error, such as invalid_request_error.
+        param: the request's field at fault.
+        code: what programs can test, such as model_not_found.
     """
 
     status: int
@@ -64,8 +62,8 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Translates any exception; one that nobody foresaw is logged under an id that the client
-    can quote, and shows nothing of its inside."""
+    """The ApiError for any exception. An unexpected one is logged with an id; the client gets the
+    id and no detail."""
     match error:
         case ApiError():
             return error
@@ -81,7 +79,7 @@ def as_api_error(error: Exception) -> ApiError:
                 code="overloaded",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
-        case RecursionError():  # a value that could just be read, and was too deep to be used
+        case RecursionError():  # the body could be decoded, and is too deep for later steps
             return ApiError(400, "the body is nested too deeply", code="invalid_json")
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
@@ -93,7 +91,7 @@ def as_api_error(error: Exception) -> ApiError:
         message = f"the engine failed this request: {error} (id {error_id})"
     else:
         logger.error("%s: unexpected error", error_id, exc_info=error)
-        message = f"internal error; the server's log has it under id {error_id}"
+        message = f"internal error; the server's log has the details under id {error_id}"
     return ApiError(500, message, type="server_error", code="internal_error")
 
 
@@ -125,23 +123,7 @@ def _from_http_exception(error: web.HTTPException) -> ApiError:
 
 
 class BadHttpFilter(logging.Filter):
-    """Drops what aiohttp logs, each with a traceback, of bytes that are no HTTP."""
+    """Drops aiohttp's log entries, each with a traceback, about bytes that aren't valid HTTP."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers with the envelope whatever a handler raises before it has sent anything."""
-    try:
-        return await handler(request)
-    except ConnectionError:
-        # The client is gone, and there is nobody to tell. aiohttp would log it as a failure; it
-        # cancels the handlers of clients that leave, just not as soon as a write can fail.
-        raise asyncio.CancelledError from None
-    except Exception as error:
-        return as_api_error(error).response()

@@ -1,4 +1,4 @@
-"""Server-sent events, OpenAI's way: one `data:` line of JSON an event, then `data: [DONE]`."""
+"""Server-sent events in OpenAI's form: a `data:` line of JSON each, then `data: [DONE]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxserve.server.wire.errors import ApiError, as_api_error
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # nginx would hold events back otherwise.
+    # Without it nginx buffers events.
     "X-Accel-Buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
@@ -22,21 +22,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(message: msgspec.Struct | dict[str, Any]) -> bytes:
-    """The event that holds a message."""
+    """A message as an event."""
     return b"data: %b\n\n" % _encode(message)
 
 
 def named_event(name: str, message: msgspec.Struct | dict[str, Any]) -> bytes:
-    """The same with a name, as the responses API has them."""
+    """A message as an event with a name, as in the responses API."""
     return b"event: %b\n%b" % (name.encode(), event(message))
 
 
 class TextEvent:
-    """Events that differ in one text alone: all else is encoded once.
+    """Encodes events that differ in one text only; the rest is encoded once.
 
     Args:
-        message: one of them, in which the text is empty.
-        field: name of the text; no other field of that name is empty.
+        message: such an event's message, with an empty text.
+        field: name of the text's field; no other field of that name may be empty.
     """
 
     def __init__(self, message: msgspec.Struct, field: str) -> None:
@@ -55,12 +55,11 @@ def error_event(error: ApiError) -> bytes:
 class EventStream:
     """A response that is sent event by event.
 
-    As a context manager it decides what becomes of an exception: before the first event it goes
-    on, so that the client gets a status code; after it, the client gets an error event, and the
-    stream ends there.
+    As a context manager it handles exceptions. Before the first event they propagate, so that the
+    client gets a status code. After it, the client gets an error event, and the stream ends.
 
     Args:
-        on_error: makes that event.
+        on_error: encodes the error event.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class EventStream:
         self._on_error = on_error
 
     async def write(self, events: bytes) -> None:
-        """Writes at once; waits while the reader's socket is full."""
+        """Writes events without buffering; waits while the client's socket is full."""
         if not events:
             return
         if not self.response.prepared:
@@ -79,7 +78,7 @@ class EventStream:
         await self.response.write(events)
 
     async def end(self, events: bytes = b"") -> None:
-        """Writes the last events."""
+        """Writes the last events, and ends the response."""
         await self.write(events)
         await self.response.write_eof()
 
@@ -93,7 +92,7 @@ class EventStream:
         traceback: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception) or isinstance(error, ConnectionError):
-            return False  # No error, or nobody there to be told.
+            return False  # no error, or the client has disconnected
         if not self.response.prepared:
             return False
         await self.end(self._on_error(as_api_error(error)))

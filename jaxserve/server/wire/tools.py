@@ -1,10 +1,10 @@
-"""Tools that a request offers the model: their wire types, and what they ask of its output."""
+"""Tools in a request: their types, and the constraint that a required call puts on the output."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,11 +12,11 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import StructuredOutputsParams
-from jaxserve.server.parsers import NamedCall, RequiredCalls, ToolParser
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-# llguidance's own key in a schema: a model that is forced to call can't run on in white space.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# llguidance's own key in a schema. It allows no optional white space, so that a model which must
+# call can't generate white space without end.
 _COMPACT = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 }
@@ -27,7 +27,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Args:
         parameters: a JSON schema of an object; without one there are no parameters.
-        strict: calls that tool_choice forces always match the schema.
+        strict: has no effect: calls that tool_choice forces always match the schema.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        return self.parameters or _NOTHING
+        return self.parameters or _NO_PARAMETERS
 
     @property
     def compact_schema(self) -> dict[str, Any]:
-        """The same for the grammar of a forced call."""
+        """The schema for the grammar of a forced call, which allows no optional white space."""
         return self.schema | _COMPACT
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's tool, of the one type that a server can leave to its client."""
+    """OpenAI's tool, of the only type that the client runs itself."""
 
     type: Literal["function"]
     function: Function
@@ -56,27 +56,27 @@ class FunctionName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NamedToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool_choice that names the function to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-Mode = Literal["none", "auto", "required"]
+ToolMode = Literal["none", "auto", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request lets the model do with tools.
+    """Whether and how the model may call tools.
 
     Args:
-        mode: "required" means the model must call tools; with `named`, that one.
-        parallel: whether it may call several at once.
+        mode: "required": the model must call tools; if `named` is set, the tool of that name.
+        parallel: whether one response may have several calls.
     """
 
     functions: tuple[Function, ...] = ()
-    mode: Mode = "none"
+    mode: ToolMode = "none"
     named: str | None = None
     parallel: bool = True
 
@@ -84,25 +84,25 @@ class ToolUse:
     def of(
         cls,
         functions: Sequence[Function],
-        choice: Mode | FunctionName | None,
+        choice: ToolMode | FunctionName | None,
         parallel: bool | None,
     ) -> ToolUse:
-        """Checks a request's fields against one another.
+        """From a request's fields, which are checked against one another.
 
         Args:
             choice: the mode, the function that must be called, or None for the API's default.
 
         Raises:
-            InvalidRequestError: a name is malformed or comes twice, or nothing goes by that of
-                tool_choice.
+            InvalidRequestError: a function's name is malformed or comes twice, or tool_choice
+                needs a tool that isn't there.
         """
         named = choice.name if isinstance(choice, FunctionName) else None
         names: set[str] = set()
         for i, function in enumerate(functions):
             if not _NAME.fullmatch(function.name):
                 raise InvalidRequestError(
-                    f"tools[{i}]: a function's name has 1 to 64 letters, digits, _ and -; it was "
-                    f"{function.name!r}",
+                    f"tools[{i}]: a function's name must have 1 to 64 letters, digits, _ or -; it "
+                    f"was {function.name!r}",
                     "tools",
                 )
             if function.name in names:
@@ -116,7 +116,7 @@ class ToolUse:
             raise InvalidRequestError("tool_choice is required, but tools is empty", "tool_choice")
         if not functions or choice == "none":
             return cls()
-        mode: Mode = "required" if named is not None or choice == "required" else "auto"
+        mode: ToolMode = "required" if named is not None or choice == "required" else "auto"
         return cls(tuple(functions), mode, named, parallel is not False)
 
     def for_template(self) -> list[dict[str, Any]] | None:
@@ -133,8 +133,8 @@ class ToolUse:
             for function in self.functions
         ] or None
 
-    def structured(self) -> StructuredOutputsParams | None:
-        """What the output must match, if a call is required."""
+    def structured_params(self) -> StructuredOutputsParams | None:
+        """The constraint on the output; None unless a call is required."""
         if self.mode != "required":
             return None
         if self.named is not None:
@@ -142,23 +142,10 @@ class ToolUse:
             return StructuredOutputsParams(json=schema)
         return StructuredOutputsParams(grammar=_calls_grammar(self.functions, self.parallel))
 
-    def parser(self, by_model: type[ToolParser] | None) -> Callable[[], ToolParser] | None:
-        """Makes parsers of the output.
-
-        Args:
-            by_model: how the model writes calls when it is free to.
-        """
-        if self.mode == "auto":
-            return by_model
-        if self.mode == "none":
-            return None
-        named = self.named
-        return RequiredCalls if named is None else lambda: NamedCall(named)
-
 
 def _calls_grammar(functions: Sequence[Function], parallel: bool) -> str:
-    """Lark for a JSON array of calls; each function's schema stays a document of its own, so that
-    its references hold."""
+    """A Lark grammar of a JSON array of calls. Each function's schema stays a document of its own,
+    so that references in it still resolve."""
     calls = range(len(functions))
     lines = [
         'start: "[" call (", " call)* "]"' if parallel else 'start: "[" call "]"',

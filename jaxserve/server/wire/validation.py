@@ -1,4 +1,4 @@
-"""From a request's bytes to a checked struct: nothing that a client sent is silently ignored."""
+"""From a request's bytes to a checked struct: no field that a client sends is silently ignored."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.context import SERVING
-from jaxserve.server.observability.request_log import RECORD
 from jaxserve.server.wire.errors import ApiError
 
-BODY_SECONDS = 60
+BODY_TIMEOUT_S = 60
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -30,7 +29,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
     Raises:
         ApiError: 415 for another content type, 413 (through aiohttp) for too many bytes, 408 if
-            they don't come, 400 for anything that isn't one JSON object in UTF-8.
+            they don't arrive in time, 400 for anything that isn't one JSON object in UTF-8.
     """
     if request.content_type != "application/json":
         raise ApiError(
@@ -39,12 +38,12 @@ async def read_json(request: web.Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             data = await request.read()
     except TimeoutError:
         raise ApiError(
             408,
-            f"the body didn't come within {BODY_SECONDS} seconds",
+            f"the body didn't arrive within {BODY_TIMEOUT_S} seconds",
             code="timeout",
             headers={"Connection": "close"},
         ) from None
@@ -56,8 +55,6 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if request.app[SERVING].config.log_prompts:
-        request[RECORD].body = body
     return body
 
 
@@ -65,33 +62,33 @@ def parse(
     body: Mapping[str, Any],
     into: type[Body],
     unsupported: Mapping[str, tuple[Any, ...]],
-    where: str = "",
+    path: str = "",
 ) -> Body:
     """Checks `body` against the struct `into`.
 
     Args:
-        unsupported: fields of the API that aren't implemented, each with the values that ask for
-            nothing and are therefore accepted; null always is.
-        where: path of `body` in the request, as "messages[0].", for error messages.
+        unsupported: fields of the API that aren't implemented, each with the values that are
+            accepted because they change nothing; null always is.
+        path: where the request has `body`, such as "messages[0].", for error messages.
 
     Raises:
         InvalidRequestError: names the field that is unknown, unsupported, missing or of a wrong
             type.
     """
-    _refuse(body, unsupported, where)
+    _refuse_unsupported(body, unsupported, path)
     known = {name: value for name, value in body.items() if name not in unsupported}
     try:
         return msgspec.convert(known, into)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), where) from None
+        raise _as_invalid_request(str(error), path) from None
 
 
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames fields in InvalidRequestErrors as the request spells them.
+    """Gives InvalidRequestErrors the request's own names of fields.
 
     Args:
-        names: what the engine calls it, and what the request does.
+        names: the engine's name of a field to the request's.
     """
     try:
         yield
@@ -99,40 +96,40 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         if error.param is None or (name := names.get(error.param)) is None:
             raise
         message = str(error)
-        if error.param != "prompt":  # "the prompt" isn't meant as a field
+        if error.param != "prompt":  # messages say "the prompt" of the text, not of the field
             message = re.sub(rf"\b{error.param}\b", name, message, count=1)
         raise InvalidRequestError(message, name, error.code) from None
 
 
-def _refuse(
-    body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], where: str
+def _refuse_unsupported(
+    body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], path: str
 ) -> None:
     for name in body.keys() & unsupported.keys():
         value, accepted = body[name], unsupported[name]
-        if value is None or any(_same(value, harmless) for harmless in accepted):
+        if value is None or any(map(partial(_equal, value), accepted)):
             continue
-        choice = f" or send {msgspec.json.encode(accepted[0]).decode()}" if accepted else ""
+        alternative = f" or send {msgspec.json.encode(accepted[0]).decode()}" if accepted else ""
         raise InvalidRequestError(
-            f"{where}{name} isn't supported by this server; leave it out{choice}", where + name
+            f"{path}{name} isn't supported by this server; leave it out{alternative}", path + name
         )
 
 
-def _same(value: Any, harmless: Any) -> bool:
+def _equal(value: Any, accepted: Any) -> bool:
     """Equality in which true isn't 1."""
-    return value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
 
 
-def _explain(complaint: str, where: str) -> InvalidRequestError:
-    """msgspec's complaint in OpenAI's terms, with the field's path as `param`."""
-    at = _AT_PATH.search(complaint)
-    path = at["path"] if at else ""
-    complaint = complaint[: at.start()] if at else complaint
-    for pattern, say in (
+def _as_invalid_request(message: str, path: str) -> InvalidRequestError:
+    """msgspec's message in OpenAI's terms, with the field's path as `param`."""
+    at = _AT_PATH.search(message)
+    field = at["path"] if at else ""
+    message = message[: at.start()] if at else message
+    for pattern, text in (
         (_UNKNOWN_FIELD, "Unrecognized request argument supplied: {}"),
         (_MISSING_FIELD, "you must provide {}"),
     ):
-        if found := pattern.search(complaint):
-            param = where + (f"{path}." if path else "") + found["name"]
-            return InvalidRequestError(say.format(param), param)
-    param = (where + path).rstrip(".")
-    return InvalidRequestError(f"{param}: {complaint}" if param else complaint, param or None)
+        if found := pattern.search(message):
+            param = path + (f"{field}." if field else "") + found["name"]
+            return InvalidRequestError(text.format(param), param)
+    param = (path + field).rstrip(".")
+    return InvalidRequestError(f"{param}: {message}" if param else message, param or None)

@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
-from jaxserve.server.api.batch_file import OutputFile, check
+from jaxserve.server.processes.run_batch import OutputFile, check_requests
 
 COMMAND = (sys.executable, "-m", "jaxserve.cli.main", "run-batch")
 
@@ -101,7 +101,7 @@ def test_a_malformed_file_is_refused_before_anything_runs(
     tmp_path: Path, lines: list[Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        check(write_lines(tmp_path / "in", lines))
+        check_requests(write_lines(tmp_path / "in", lines))
 
 
 def test_an_output_file_has_one_writer_and_only_answers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Builds a response from what the model's text adds to it, and tells each addition as an event."""
+"""Builds a response incrementally from the model's text, and the events of a stream with it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxserve.outputs import CompletionDelta, FinishReason
-from jaxserve.server.api.responses.wire import (
-    CallItem,
+from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.parsers import ParsedDelta
+from jaxserve.server.parsers.answer_parser import AnswerParser
+from jaxserve.server.wire.errors import ApiError
+from jaxserve.server.wire.logprobs import ChatLogprob
+from jaxserve.server.wire.response_fields import new_id
+from jaxserve.server.wire.responses.response import (
+    FunctionCallItem,
     Item,
     MessageItem,
     OutputText,
@@ -17,19 +23,14 @@ from jaxserve.server.api.responses.wire import (
     Response,
     ResponseUsage,
 )
-from jaxserve.server.parsers import Piece
-from jaxserve.server.parsers.answer_parser import AnswerParser
-from jaxserve.server.wire.answers import ChatLogprob, new_id
-from jaxserve.server.wire.errors import ApiError
-from jaxserve.server.wire.logprobs_format import LogprobsWriter
 from jaxserve.server.wire.sse import named_event
 
 
 class ResponseBuilder:
-    """One response as it grows. Its methods give the events, encoded, that tell what they did.
+    """Builds one response. Each method returns the encoded events of its change.
 
     Args:
-        response: as it is before there is any output.
+        response: before any output.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class ResponseBuilder:
         self.response = response
         self._parser, self._logprobs, self._new_call_id = parser, logprobs, new_call_id
         self._sequence = 0
-        self._item: Item | None = None  # the last of the output, while it grows
-        self._unsent: list[ChatLogprob] = []
+        self._item: Item | None = None  # the last item of the output, while it isn't complete
+        self._unsent: list[ChatLogprob] = []  # logprobs of tokens whose text comes later
         self._reason: FinishReason = "stop"
 
     def begin(self) -> Iterator[bytes]:
@@ -55,13 +56,13 @@ class ResponseBuilder:
             yield from self.begin()
         if logprobs := self._logprobs.chat(delta.logprobs):
             self._unsent += logprobs.content
-        for piece in self._parser.feed(delta.text, last=delta.finish_reason is not None):
-            yield from self._add(piece)
+        for parsed in self._parser.feed(delta.text, last=delta.finish_reason is not None):
+            yield from self._add(parsed)
         if delta.finish_reason is not None:
             self._reason = delta.finish_reason
 
     def end(self, usage: ResponseUsage) -> Iterator[bytes]:
-        """Ends a response whose choice has ended."""
+        """Completes the response after its choice has ended."""
         if not self.response.output:
             yield from self._open(MessageItem(id=new_id("msg")))
         response = self.response
@@ -78,25 +79,25 @@ class ResponseBuilder:
         self.response.error = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=self.response)
 
-    def _add(self, piece: Piece) -> Iterator[bytes]:
-        match piece.kind:
+    def _add(self, parsed: ParsedDelta) -> Iterator[bytes]:
+        match parsed.kind:
             case "content":
                 if not isinstance(self._item, MessageItem):
                     yield from self._open(MessageItem(id=new_id("msg")))
-                yield self._add_text(piece.text)
+                yield self._add_text(parsed.text)
             case "reasoning":
                 if not isinstance(self._item, ReasoningItem):
                     yield from self._open(ReasoningItem(id=new_id("rs")))
-                yield self._add_thought(piece.text)
+                yield self._add_reasoning(parsed.text)
             case "call":
                 call_id = self._new_call_id()
-                item = CallItem(id=new_id("fc"), call_id=call_id, name=piece.text)
+                item = FunctionCallItem(id=new_id("fc"), call_id=call_id, name=parsed.text)
                 yield from self._open(item)
             case "arguments":
-                assert isinstance(self._item, CallItem)
-                self._item.arguments += piece.text
+                assert isinstance(self._item, FunctionCallItem)
+                self._item.arguments += parsed.text
                 yield self._event_in_item(
-                    "response.function_call_arguments.delta", delta=piece.text
+                    "response.function_call_arguments.delta", delta=parsed.text
                 )
 
     def _add_text(self, text: str) -> bytes:
@@ -106,7 +107,7 @@ class ResponseBuilder:
         part.logprobs, self._unsent = part.logprobs + logprobs, []
         return self._event_in_part("response.output_text.delta", delta=text, logprobs=logprobs)
 
-    def _add_thought(self, text: str) -> bytes:
+    def _add_reasoning(self, text: str) -> bytes:
         assert isinstance(self._item, ReasoningItem)
         self._item.content[0].text += text
         return self._event_in_part("response.reasoning_text.delta", delta=text)
@@ -131,7 +132,7 @@ class ResponseBuilder:
         item = self._item
         if item is None:
             return
-        # Only the last item can have been cut short.
+        # Only the last item can be incomplete.
         item.status = "incomplete" if self.response.status == "incomplete" else "completed"
         if isinstance(item, MessageItem):
             part = item.content[0]
@@ -141,9 +142,9 @@ class ResponseBuilder:
             )
             yield self._event_in_part("response.content_part.done", part=part)
         elif isinstance(item, ReasoningItem):
-            thought = item.content[0]
-            yield self._event_in_part("response.reasoning_text.done", text=thought.text)
-            yield self._event_in_part("response.content_part.done", part=thought)
+            reasoning = item.content[0]
+            yield self._event_in_part("response.reasoning_text.done", text=reasoning.text)
+            yield self._event_in_part("response.content_part.done", part=reasoning)
         else:
             yield self._event_in_item(
                 "response.function_call_arguments.done", name=item.name, arguments=item.arguments

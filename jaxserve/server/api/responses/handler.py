@@ -9,68 +9,70 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.api import generation
-from jaxserve.server.api.chat_prompts import ChatPrompt, Conversation, begin
-from jaxserve.server.api.generation import TokenCount
 from jaxserve.server.api.responses.builder import ResponseBuilder
-from jaxserve.server.api.responses.items import to_messages
-from jaxserve.server.api.responses.request import UNSUPPORTED, ResponsesRequest
-from jaxserve.server.api.responses.wire import (
+from jaxserve.server.api.shared import generation
+from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation, start_chat
+from jaxserve.server.api.shared.json_body import json_response
+from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.context import ServerContext
+from jaxserve.server.wire.response_fields import TokenCount, new_id
+from jaxserve.server.wire.responses.items import to_messages
+from jaxserve.server.wire.responses.request import RESPONSES_UNSUPPORTED, ResponsesRequest
+from jaxserve.server.wire.responses.response import (
     InputTokensDetails,
     OutputTokensDetails,
     Response,
     ResponseUsage,
 )
-from jaxserve.server.context import Serving
-from jaxserve.server.wire.answers import new_id
-from jaxserve.server.wire.logprobs_format import LogprobsWriter
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    chat = await begin(request, ResponsesRequest, UNSUPPORTED, render)
-    serving, count = chat.serving, chat.count
-    parser = chat.prompt.parts.start()
+    chat = await start_chat(request, ResponsesRequest, RESPONSES_UNSUPPORTED, render)
+    context, count = chat.context, chat.count
+    parser = chat.prompt.answer_format.new_parser()
     builder = ResponseBuilder(
-        empty_response(serving, chat.body, chat.params),
+        empty_response(context, chat.body, chat.params),
         parser,
-        LogprobsWriter(serving.client.tokenizer),
-        serving.new_call_id,
+        LogprobsWriter(context.client.tokenizer),
+        context.new_call_id,
     )
 
     def end() -> Iterator[bytes]:
-        return builder.end(count_usage(serving, count, parser.thought))
+        return builder.end(count_usage(context, count, parser.reasoning))
 
     if chat.body.stream:
         return await generation.stream(
             request, chat.batches, builder.feed, end, count, on_error=builder.fail
         )
     (output,) = await generation.gather(chat.batches, 1, count)
-    # The events themselves are of no use here.
+    # The builder builds the response while it makes events, which aren't needed here.
     for _ in (*builder.feed(output), *end()):
         pass
-    return generation.json_response(builder.response)
+    return json_response(builder.response)
 
 
-def render(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> ChatPrompt:
+def render(context: ServerContext, body: ResponsesRequest, params: SamplingParams) -> ChatPrompt:
     """The prompt, by the model's chat template.
 
     Raises:
-        InvalidRequestError: an item is malformed or unsupported, the template refuses them or
-            knows nothing of what it is given, or the prompt is too long.
+        InvalidRequestError: an item is malformed or unsupported, the template refuses the
+            messages or doesn't use a field that is set, or the prompt is too long.
     """
     messages = to_messages(body.input, body.instructions)
     effort = body.reasoning.effort if body.reasoning else None
     conversation = Conversation(messages, body.tool_use(), {}, {"reasoning_effort": effort})
-    return conversation.render(serving, params)
+    return conversation.render(context, params)
 
 
-def empty_response(serving: Serving, body: ResponsesRequest, params: SamplingParams) -> Response:
-    """The response before there is any output."""
+def empty_response(
+    context: ServerContext, body: ResponsesRequest, params: SamplingParams
+) -> Response:
+    """The response before any output."""
     text = msgspec.to_builtins(body.text) if body.text else {}
     return Response(
         id=new_id("resp"),
         created_at=int(time.time()),
-        model=serving.names[0],
+        model=context.model_names[0],
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         temperature=params.temperature,
@@ -88,14 +90,14 @@ def empty_response(serving: Serving, body: ResponsesRequest, params: SamplingPar
     )
 
 
-def count_usage(serving: Serving, count: TokenCount, thought: str) -> ResponseUsage:
-    """Args: thought: the reasoning's text, whose tokens are counted anew."""
-    tokenizer = serving.client.tokenizer
-    thoughts = len(tokenizer.encode(thought, add_special_tokens=False)) if thought else 0
+def count_usage(context: ServerContext, count: TokenCount, reasoning: str) -> ResponseUsage:
+    """The `usage` of a response. Args: reasoning: its text, which is tokenized to count it."""
+    tokenizer = context.client.tokenizer
+    tokens = tokenizer.encode(reasoning, add_special_tokens=False) if reasoning else ()
     return ResponseUsage(
         count.prompt,
         InputTokensDetails(count.cached),
         count.completion,
-        OutputTokensDetails(min(thoughts, count.completion)),
+        OutputTokensDetails(min(len(tokens), count.completion)),
         count.prompt + count.completion,
     )

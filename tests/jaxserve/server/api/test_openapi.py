@@ -11,20 +11,16 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from jaxserve.config import ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
+from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
-from jaxserve.server.keys import Keys
-from jaxserve.server.wire.requests import (
-    CHAT_UNSUPPORTED,
-    COMPLETION_UNSUPPORTED,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from jaxserve.server.wire.chat.request import CHAT_UNSUPPORTED, ChatCompletionRequest
+from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[TestClient[Any, Any]]:
     config = ServerConfig(served_model_names=("m",), enable_dev_endpoints=True)
-    app = create_app(cast(EngineClient, None), config, Keys(["secret"]))
+    app = create_app(cast(EngineClient, None), config, ApiKeys(["secret"]))
     async with TestClient(TestServer(app)) as client:
         yield client
 

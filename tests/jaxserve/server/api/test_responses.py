@@ -12,17 +12,17 @@ import pytest
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.server.api.responses.builder import ResponseBuilder
-from jaxserve.server.api.responses.items import to_messages
-from jaxserve.server.api.responses.wire import (
-    CallItem,
+from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.parsers import TOOL_PARSERS, ThinkTagParser
+from jaxserve.server.parsers.answer_parser import AnswerFormat
+from jaxserve.server.wire.responses.items import to_messages
+from jaxserve.server.wire.responses.response import (
+    FunctionCallItem,
     InputTokensDetails,
     OutputTokensDetails,
     Response,
     ResponseUsage,
 )
-from jaxserve.server.parsers import TOOL_PARSERS, Think
-from jaxserve.server.parsers.answer_parser import AnswerParts
-from jaxserve.server.wire.logprobs_format import LogprobsWriter
 from jaxserve.text.tokenizer import Tokenizer
 
 WEATHER: Any = {
@@ -221,9 +221,9 @@ def built(texts: list[str]) -> tuple[Response, list[dict[str, Any]]]:
         parallel_tool_calls=True,
         metadata={},
     )
-    parts = AnswerParts(lambda: Think(""), TOOL_PARSERS["hermes"])
+    parser = AnswerFormat(lambda: ThinkTagParser(""), TOOL_PARSERS["hermes"]).new_parser()
     no_tokenizer = cast(Tokenizer, None)  # there are no logprobs to write
-    builder = ResponseBuilder(blank, parts.start(), LogprobsWriter(no_tokenizer), lambda: "call")
+    builder = ResponseBuilder(blank, parser, LogprobsWriter(no_tokenizer), lambda: "call")
     events = [e for text in texts for e in builder.feed(CompletionDelta(0, text))]
     events += builder.feed(CompletionDelta(0, "", (), "stop"))
     usage = ResponseUsage(1, InputTokensDetails(0), 1, OutputTokensDetails(0), 2)
@@ -240,7 +240,7 @@ def test_a_response_of_several_items() -> None:
     def told(response: Response) -> list[tuple[str, str, str]]:
         return [
             ("function_call", item.status, item.arguments)
-            if isinstance(item, CallItem)
+            if isinstance(item, FunctionCallItem)
             else (item.content[0].type, item.status, item.content[0].text)
             for item in response.output
         ]

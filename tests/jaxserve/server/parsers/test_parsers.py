@@ -1,4 +1,4 @@
-"""Parsers of model text: what they find, and that it doesn't depend on where the text is cut."""
+"""What the parsers find in generated text; it doesn't depend on where the text is split."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxserve.config import ServerConfig
 from jaxserve.server.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,
-    NamedCall,
-    RequiredCalls,
+    NamedCallParser,
+    RequiredCallsParser,
     TextParser,
 )
 
@@ -24,11 +24,11 @@ Parts = tuple[str, str, list[tuple[str, str]]]
 
 
 def parts(parser: TextParser, texts: Iterable[str]) -> Parts:
-    """Reasoning, content and calls that a parser finds in a text fed bit by bit."""
+    """Reasoning, content and calls that a parser finds in consecutive texts."""
     found = {"reasoning": "", "content": ""}
     calls: list[tuple[str, str]] = []
-    pieces = [piece for text in texts for piece in parser.feed(text)] + parser.finish()
-    for kind, text in pieces:
+    deltas = [delta for text in texts for delta in parser.feed(text)] + parser.finish()
+    for kind, text in deltas:
         assert text
         if kind == "call":
             calls.append((text, ""))
@@ -125,15 +125,15 @@ def test_what_a_reasoning_parser_finds(
 def test_forced_calls() -> None:
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
     for texts in ([text], text):
-        assert parts(RequiredCalls(), texts) == ("", "", [("f", '{"a": 1}'), ("g", "{}")])
-        assert parts(NamedCall("h"), texts) == ("", "", [("h", text)])
+        assert parts(RequiredCallsParser(), texts) == ("", "", [("f", '{"a": 1}'), ("g", "{}")])
+        assert parts(NamedCallParser("h"), texts) == ("", "", [("h", text)])
 
 
 PARSERS: dict[str, Callable[[], TextParser]] = {
     **TOOL_PARSERS,
     "qwen3": lambda: REASONING_PARSERS["qwen3"](""),
     "deepseek_r1": lambda: REASONING_PARSERS["deepseek_r1"](""),
-    "required": RequiredCalls,
+    "required": RequiredCallsParser,
 }
 FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),

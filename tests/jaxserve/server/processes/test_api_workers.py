@@ -22,7 +22,7 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.server.admission import Admission
 from jaxserve.server.observability.worker_stats import WorkerStats
-from jaxserve.server.processes.lifecycle import bound_socket
+from jaxserve.server.processes.listening_socket import bound_socket
 
 # A hang guard, not a measurement.
 LIMIT = aiohttp.ClientTimeout(total=120)
@@ -169,7 +169,7 @@ async def test_gauges_of_processes_are_added_and_the_first_start_holds(tmp_path:
     own, other = ProcessCollector(registry=None), CollectorRegistry()
     ProcessCollector(registry=other)
     begun = {family.name: family.samples[0].value for family in own.collect()}
-    async with WorkerStats(tmp_path, 1, 2).answering(Admission(), other):
+    async with WorkerStats(tmp_path, 1, 2).serve_own(Admission(), other):
         joined = await WorkerStats(tmp_path, 0, 2).metrics(own.collect())
     both = {family.name: family.samples[0].value for family in joined}
     assert both["process_start_time_seconds"] == begun["process_start_time_seconds"]
@@ -185,7 +185,7 @@ async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:
     assert list(await alone.metrics([own])) == [own]
     busy = Admission()
     with busy.admit():
-        async with WorkerStats(tmp_path, 2, 3).answering(busy, CollectorRegistry()):
+        async with WorkerStats(tmp_path, 2, 3).serve_own(busy, CollectorRegistry()):
             assert await alone.in_flight() == 1
     assert await alone.in_flight() == 0
 
@@ -197,4 +197,4 @@ def test_a_port_in_use_shows_though_it_could_be_shared() -> None:
         config = ServerConfig(port=port, api_workers=2)
         with pytest.raises(ConfigError, match="choose another --port"):
             bound_socket(config)
-        bound_socket(config, shared=port).close()
+        bound_socket(config, shared_port=port).close()

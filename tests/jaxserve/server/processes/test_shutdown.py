@@ -253,7 +253,7 @@ async def test_a_dead_engine_is_started_anew_if_that_is_asked_for(
 def test_a_stop_while_the_engine_is_started_anew(start_server: Callable[..., Any]) -> None:
     server = start_server("--engine-restarts", "1")
     os.kill(server.engine_pid, signal.SIGKILL)
-    while "it is restarted" not in server.errors():
+    while "is restarted" not in server.errors():
         assert server.process.poll() is None, server.errors()
         time.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from jaxserve.config import ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.server.app import create_app
-from jaxserve.server.context import SERVING
+from jaxserve.server.context import SERVER_CONTEXT
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -178,7 +178,7 @@ async def test_a_long_step_is_not_yet_a_stuck_engine(
 async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
     assert (await http.get("/load")).status == 200
     assert http.server is not None
-    http.server.app[SERVING].admission.close()
+    http.server.app[SERVER_CONTEXT].admission.close()
     assert (await http.get("/version")).status == 200
     response = await http.get("/load")
     assert response.status == 503

@@ -17,7 +17,7 @@ from jaxserve.errors import (
     JaxserveError,
     OverloadedError,
 )
-from jaxserve.server.wire.errors import error_middleware
+from jaxserve.server.middleware.errors import error_middleware
 from jaxserve.server.wire.sse import DONE, EventStream, TextEvent, event, named_event
 
 

@@ -1,4 +1,4 @@
-"""Every operation of the API, once: the routes and their description are made from these."""
+"""All operations of the API. Routes and the OpenAPI document are made from this table."""
 
 from __future__ import annotations
 
@@ -14,33 +14,38 @@ from jaxserve.server.api import (
     responses,
     tokenization,
 )
-from jaxserve.server.api.openapi import Operation
-from jaxserve.server.wire import answers, requests
+from jaxserve.server.api.shared.operation import Operation
+from jaxserve.server.wire.chat.request import CHAT_UNSUPPORTED, ChatCompletionRequest
+from jaxserve.server.wire.chat.response import ChatChunk, ChatCompletion
+from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
+from jaxserve.server.wire.completions.response import Completion
+from jaxserve.server.wire.responses.request import RESPONSES_UNSUPPORTED, ResponsesRequest
+from jaxserve.server.wire.responses.response import Response
 
 OPERATIONS = (
     Operation(
         *("POST", "/v1/chat/completions", chat.create_chat_completion),
-        "Answers a conversation.",
-        answers.ChatCompletion,
-        requests.ChatCompletionRequest,
-        event=answers.ChatChunk,
-        refused=requests.CHAT_UNSUPPORTED,
+        "Generates the next message of a conversation.",
+        ChatCompletion,
+        ChatCompletionRequest,
+        event=ChatChunk,
+        unsupported=CHAT_UNSUPPORTED,
     ),
     Operation(
         *("POST", "/v1/completions", completions.create_completion),
         "Continues texts.",
-        answers.TextCompletion,
-        requests.CompletionRequest,
-        event=answers.TextCompletion,
-        refused=requests.COMPLETION_UNSUPPORTED,
+        Completion,
+        CompletionRequest,
+        event=Completion,
+        unsupported=COMPLETION_UNSUPPORTED,
     ),
     Operation(
         *("POST", "/v1/responses", responses.create_response),
-        "Answers a conversation; stores nothing.",
-        responses.Response,
-        responses.ResponsesRequest,
+        "Generates a response to a conversation. Nothing is stored.",
+        Response,
+        ResponsesRequest,
         event=dict[str, Any],
-        refused=responses.UNSUPPORTED,
+        unsupported=RESPONSES_UNSUPPORTED,
     ),
     Operation(
         *("POST", "/v1/embeddings", embeddings.create_embeddings),
@@ -50,13 +55,13 @@ OPERATIONS = (
     ),
     Operation(
         *("GET", "/v1/models", models.list_models),
-        "The names of the model that is served.",
-        answers.ModelList,
+        "The names of the served model.",
+        models.ModelList,
     ),
     Operation(
         *("GET", "/v1/models/{id:.+}", models.show_model),
-        "The model behind a name.",
-        answers.Model,
+        "The model of a name.",
+        models.Model,
     ),
     Operation(
         *("POST", "/tokenize", tokenization.tokenize),
@@ -70,35 +75,41 @@ OPERATIONS = (
         tokenization.Text,
         tokenization.DetokenizeRequest,
     ),
-    Operation("GET", "/health", health.health, "Whether the engine process lives.", health.Health),
+    Operation(
+        "GET",
+        "/health",
+        health.health,
+        "Whether the engine process is alive and makes progress.",
+        health.Health,
+    ),
     Operation("GET", "/ping", health.health, "The same as /health.", health.Health),
     Operation("POST", "/ping", health.health, "The same as /health.", health.Health),
-    Operation("GET", "/ready", health.ready, "Whether requests are let in.", health.Health),
+    Operation("GET", "/ready", health.ready, "Whether new requests are accepted.", health.Health),
     Operation("GET", "/load", health.load, "Requests in flight.", health.Load),
-    Operation("GET", "/metrics", health.metrics, "Figures for Prometheus."),
+    Operation("GET", "/metrics", health.metrics, "Metrics for Prometheus."),
     Operation("GET", "/version", health.version, "The server's version.", health.Version),
 )
 
-# For operators alone.
-OPERATORS = (
+# Only with --enable-dev-endpoints.
+ADMIN_OPERATIONS = (
     Operation(
         *("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
-        "Forgets all cached text.",
-        admin.Done,
+        "Empties the prefix cache.",
+        admin.AdminResponse,
     ),
     Operation(
         *("POST", "/start_profile", admin.start_profile),
-        "Starts JAX's profiler in the engine.",
-        admin.Done,
+        "Starts JAX's profiler in the engine process.",
+        admin.AdminResponse,
     ),
     Operation(
         *("POST", "/stop_profile", admin.stop_profile),
-        "Stops it and writes what it saw.",
-        admin.Done,
+        "Stops the profiler and writes its trace.",
+        admin.AdminResponse,
     ),
     Operation(
         *("GET", "/server_info", admin.server_info),
-        "Every setting, but for the keys.",
+        "All settings, without API keys.",
         dict[str, Any],
     ),
 )

@@ -1,4 +1,4 @@
-"""How a server ends, in front of an engine that computes nothing."""
+"""The end of a server whose engine has died, with an engine that computes nothing."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import pytest
 from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.server.observability.worker_stats import WorkerStats
-from jaxserve.server.processes import lifecycle
-from jaxserve.server.processes.lifecycle import ServerSetup, Stop, bound_socket, until_stopped
+from jaxserve.server.processes import shutdown
+from jaxserve.server.processes.listening_socket import bound_socket
+from jaxserve.server.processes.server_setup import ServerSetup
+from jaxserve.server.processes.shutdown import StopRequest, serve_until_stopped
 
 
 async def test_probes_hear_of_a_death_before_the_server_ends(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "NOTICE_SECONDS", 1000.0)
-    engine, config, stop = EngineConfig(str(tiny_llama)), ServerConfig(port=0), Stop()
+    monkeypatch.setattr(shutdown, "DEAD_ENGINE_NOTICE_S", 1000.0)
+    engine, config, stop = EngineConfig(str(tiny_llama)), ServerConfig(port=0), StopRequest()
     client = await EngineClient.start(engine, "tests.fake_engine")
     assert client._process is not None
     with bound_socket(config) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         async with (
-            ServerSetup.of(config).open(client, sock, WorkerStats(client.folder), 0) as (
-                serving,
+            ServerSetup.of(config).listen(client, sock, WorkerStats(client.folder), 0) as (
+                context,
                 site,
             ),
             aiohttp.ClientSession(url) as http,
@@ -38,7 +40,7 @@ async def test_probes_hear_of_a_death_before_the_server_ends(
                 async with http.get(path) as response:
                     return response.status
 
-            end = asyncio.create_task(until_stopped(serving, site, stop))
+            end = asyncio.create_task(serve_until_stopped(context, site, stop))
             assert await status("/health") == 200
             client._process.send_signal(signal.SIGKILL)
             await client.wait_dead()

@@ -1,7 +1,7 @@
-"""Batches in OpenAI's file format: a request a line in, an answer a line out.
+"""Runs a file of requests in OpenAI's batch format: one request a line, and one result a line.
 
-The output file is the only record of what is done. Each answer is one write of one whole line, so
-whenever the process is killed, the next run takes up what is missing and repeats nothing.
+The output file is the only record of progress. Each result is written as one whole line, so after
+the process was killed, the next run does the requests without a result and repeats none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tqdm import tqdm
 from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.errors import ConfigError, EngineDeadError
+from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
-from jaxserve.server.keys import Keys
 
-RETRIED = (429, 503)
+RETRIED_STATUSES = (429, 503)
 _NO_LIMIT = aiohttp.ClientTimeout()
 
 
@@ -36,7 +36,7 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the input file.
 
     Args:
-        custom_id: the caller's own, unique in the file.
+        custom_id: chosen by the caller, unique in the file.
     """
 
     custom_id: str
@@ -51,8 +51,8 @@ class BatchResponse(msgspec.Struct):
     body: msgspec.Raw
 
 
-class BatchAnswer(msgspec.Struct):
-    """A line of the output file; a request that failed has its error in the response's body."""
+class BatchResult(msgspec.Struct):
+    """A line of the output file. Errors are in the response's body."""
 
     id: str
     custom_id: str
@@ -60,13 +60,14 @@ class BatchAnswer(msgspec.Struct):
     error: None = None
 
 
-class _Done(msgspec.Struct):
+class _FinishedLine(msgspec.Struct):
     custom_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Lines of the input, those answered before, and those whose answer is an error."""
+class BatchSummary:
+    """Numbers of requests: all, those that an earlier run has done, and those of this run whose
+    result is an error."""
 
     total: int
     before: int
@@ -91,11 +92,11 @@ def read_requests(file: Path) -> Iterator[BatchRequest]:
             if request.method != "POST" or not request.url.startswith("/v1/"):
                 raise ConfigError(f"{file}, line {number}: only POST to /v1/... can be batched")
             if request.body.get("stream"):
-                raise ConfigError(f"{file}, line {number}: a batch can't stream; leave it out")
+                raise ConfigError(f"{file}, line {number}: a batch can't stream; leave stream out")
             yield request
 
 
-def check(file: Path) -> set[str]:
+def check_requests(file: Path) -> set[str]:
     """The ids of an input file.
 
     Raises:
@@ -110,10 +111,10 @@ def check(file: Path) -> set[str]:
 
 
 class OutputFile:
-    """The answers so far. A last line that a kill has cut short is taken away.
+    """The results so far. An incomplete last line, left by a process that was killed, is removed.
 
     Raises:
-        ConfigError: another process writes it, or it isn't a batch's output.
+        ConfigError: another process is writing the file, or it isn't a batch's output.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,8 +125,8 @@ class OutputFile:
             os.close(self._file)
             raise ConfigError(f"{path} is being written by another process") from None
         self.done: set[str] = set()
-        decode = msgspec.json.Decoder(_Done).decode
-        whole = 0
+        decode = msgspec.json.Decoder(_FinishedLine).decode
+        valid_bytes = 0
         with path.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
@@ -134,14 +135,14 @@ class OutputFile:
                     self.done.add(decode(line).custom_id)
                 except msgspec.DecodeError as error:
                     raise ConfigError(f"{path} isn't the output of a batch: {error}") from None
-                whole += len(line)
-        os.truncate(self._file, whole)
+                valid_bytes += len(line)
+        os.truncate(self._file, valid_bytes)
 
-    def write(self, answer: BatchAnswer) -> None:
-        line = msgspec.json.encode(answer) + b"\n"
-        while line:  # a full disk takes less than all, and then raises
+    def write(self, result: BatchResult) -> None:
+        line = msgspec.json.encode(result) + b"\n"
+        while line:  # a full disk writes only a part, and then raises
             line = line[os.write(self._file, line) :]
-        self.done.add(answer.custom_id)
+        self.done.add(result.custom_id)
 
     def close(self) -> None:
         os.close(self._file)
@@ -149,41 +150,41 @@ class OutputFile:
 
 async def run_batch(
     engine: EngineConfig, source: Path, target: Path, max_in_flight: int, progress: bool
-) -> Tally:
-    """Answers all requests of `source` that `target` has no answer to.
+) -> BatchSummary:
+    """Runs all requests of `source` that have no result in `target`.
 
     Raises:
         ConfigError: a file is malformed.
         ModelError, EngineDeadError: the engine can't start, or died.
     """
-    ids = check(source)
+    ids = check_requests(source)
     output = OutputFile(target)
     try:
         before, failed = len(output.done & ids), 0
         if ids <= output.done:
-            return Tally(len(ids), before, 0)
+            return BatchSummary(len(ids), before, 0)
         bar = tqdm(total=len(ids), initial=before, desc="batch", disable=not progress)
         async with _session(engine, max_in_flight) as http:
-            room = asyncio.Semaphore(max_in_flight)
+            slots = asyncio.Semaphore(max_in_flight)
             async with asyncio.TaskGroup() as tasks:
 
-                async def answer(request: BatchRequest) -> None:
+                async def run_one(request: BatchRequest) -> None:
                     nonlocal failed
                     try:
                         response = await _post(http, request)
                     finally:
-                        room.release()
+                        slots.release()
                     failed += response.status_code != 200
                     new_id = f"batch_req_{uuid.uuid4().hex}"
-                    output.write(BatchAnswer(new_id, request.custom_id, response))
+                    output.write(BatchResult(new_id, request.custom_id, response))
                     bar.update()
 
                 for request in read_requests(source):
                     if request.custom_id not in output.done:
-                        await room.acquire()
-                        tasks.create_task(answer(request))
-        return Tally(len(ids), before, failed)
-    except ExceptionGroup as group:  # the first failure ended the others
+                        await slots.acquire()
+                        tasks.create_task(run_one(request))
+        return BatchSummary(len(ids), before, failed)
+    except ExceptionGroup as group:  # the first failure has cancelled the other requests
         raise group.exceptions[0] from None
     finally:
         output.close()
@@ -193,10 +194,10 @@ async def run_batch(
 async def _session(
     engine: EngineConfig, max_in_flight: int
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """An engine behind the very server that others use, for whoever knows a key of the moment."""
+    """An HTTP session with a server of its own, on a free local port and with a random key."""
     client = await EngineClient.start(engine)
     key = secrets.token_urlsafe()
-    app = create_app(client, ServerConfig(access_log=False), Keys([key]))
+    app = create_app(client, ServerConfig(access_log=False), ApiKeys([key]))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     try:
         await runner.setup()
@@ -221,7 +222,7 @@ async def _post(http: aiohttp.ClientSession, request: BatchRequest) -> BatchResp
             request.url, data=body, headers=headers, timeout=_NO_LIMIT
         ) as response:
             answer = await response.read()
-            if response.status not in RETRIED:
+            if response.status not in RETRIED_STATUSES:
                 request_id = response.headers["X-Request-Id"]
                 return BatchResponse(response.status, request_id, msgspec.Raw(answer))
         if msgspec.json.decode(answer)["error"]["code"] == "engine_dead":

@@ -1,9 +1,7 @@
-"""Keys, browsers and certificates. No engine is needed: what is let in fails behind the door."""
+"""API keys, and which web pages may use the server. No engine is needed."""
 
 from __future__ import annotations
 
-import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,14 +12,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from jaxserve.config import ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.errors import ConfigError
+from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
-from jaxserve.server.keys import Keys
-from jaxserve.server.processes.tls import tls_context
 
 PAGE = "https://page.example"
 
 
-async def client_of(config: ServerConfig, keys: Keys) -> AsyncIterator[TestClient[Any, Any]]:
+async def client_of(config: ServerConfig, keys: ApiKeys) -> AsyncIterator[TestClient[Any, Any]]:
     app = create_app(cast(EngineClient, None), config, keys)
     async with TestClient(TestServer(app)) as client:
         yield client
@@ -30,7 +27,7 @@ async def client_of(config: ServerConfig, keys: Keys) -> AsyncIterator[TestClien
 @pytest.fixture
 async def http() -> AsyncIterator[TestClient[Any, Any]]:
     config = ServerConfig(served_model_names=("m",), allowed_origins=(PAGE,))
-    async for client in client_of(config, Keys(["secret", "other"])):
+    async for client in client_of(config, ApiKeys(["secret", "other"])):
         yield client
 
 
@@ -64,19 +61,19 @@ def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("two\n\n  three  \n")
     config = ServerConfig(api_key=("one",), api_key_file=str(file))
-    keys = Keys.load(config, {"JAXSERVE_API_KEY": "four, five"})
+    keys = ApiKeys.load(config, {"JAXSERVE_API_KEY": "four, five"})
     salts = [keys.find(key) for key in ("one", "two", "three", "four", "five")]
     assert None not in salts
     assert len(set(salts)) == 5
     assert keys.find("six") is None
     assert keys.find("") is None
-    assert not Keys.load(ServerConfig(), {})
+    assert not ApiKeys.load(ServerConfig(), {})
     with pytest.raises(ConfigError, match="JAXSERVE_API_KEY"):
-        Keys.load(ServerConfig(), {"JAXSERVE_API_KEY": " ,"})
+        ApiKeys.load(ServerConfig(), {"JAXSERVE_API_KEY": " ,"})
     assert "'one'" not in repr(config)
     for broken in (ServerConfig(api_key_file=str(tmp_path / "none")), ServerConfig(api_key=("",))):
         with pytest.raises(ConfigError, match="api_key"):
-            Keys.load(broken, {})
+            ApiKeys.load(broken, {})
 
 
 async def test_a_browser_may_ask_first(http: TestClient[Any, Any]) -> None:
@@ -102,7 +99,7 @@ async def test_a_page_may_read_answers_and_errors(http: TestClient[Any, Any]) ->
 
 
 async def test_any_origin() -> None:
-    async for http in client_of(ServerConfig(allowed_origins=("*",)), Keys()):
+    async for http in client_of(ServerConfig(allowed_origins=("*",)), ApiKeys()):
         response = await http.get("/version", headers={"Origin": PAGE})
         assert response.headers["Access-Control-Allow-Origin"] == "*"
 
@@ -137,37 +134,3 @@ async def test_other_sites_pages_are_no_operators(headers: dict[str, str], statu
             assert response.status == status
             if status == 403:
                 assert (await response.json())["error"]["code"] == "cross_site"
-
-
-def make_certificate(folder: Path) -> tuple[str, str]:
-    certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
-async def test_https(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    context = tls_context(ServerConfig(ssl_certfile=certificate, ssl_keyfile=key))
-    server = TestServer(create_app(cast(EngineClient, None), ServerConfig()), scheme="https")
-    await server.start_server(ssl=context)
-    async with TestClient(server) as http:
-        trusting = ssl.create_default_context(cafile=certificate)
-        assert (await http.get("/version", ssl=trusting)).status == 200
-
-
-def test_unusable_certificates_are_told_before_the_model_loads(tmp_path: Path) -> None:
-    assert tls_context(ServerConfig()) is None
-    (tmp_path / "cert.pem").write_text("nonsense")
-    for name in ("cert.pem", "none.pem"):
-        with pytest.raises(ConfigError, match="certificate"):
-            tls_context(ServerConfig(ssl_certfile=str(tmp_path / name)))
-    with pytest.raises(ConfigError, match="ssl_certfile"):
-        ServerConfig(ssl_keyfile="key.pem")

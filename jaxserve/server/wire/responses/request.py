@@ -1,4 +1,7 @@
-"""The request of /v1/responses, each field honoured here or refused by a table."""
+"""The request of POST /v1/responses.
+
+Fields are applied, accepted or refused as those of GenerationRequest; see `generation_request`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
-from jaxserve.server.wire.requests import NO_DEFAULTS, EngineRequest
+from jaxserve.server.wire.generation_request import NO_DEFAULTS, BaseGenerationRequest
+from jaxserve.server.wire.structured_outputs import FormatType, format_params
 from jaxserve.server.wire.tools import Function, FunctionName, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
 
 
 class FunctionTool(Function, kw_only=True, forbid_unknown_fields=True):
-    """A function the model may call; this API has its fields beside the type."""
+    """A function the model may call. In this API its fields are beside the type, not nested."""
 
     type: Literal["function"]
 
@@ -28,22 +32,17 @@ class FunctionChoice(FunctionName, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text must be; `strict` is always so, `name` and `description` are for the caller."""
+    """The form of the text. Every schema is applied as if `strict` were true; `name` and
+    `description` are ignored."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
     schema: dict[str, Any] | None = None
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
-    def structured(self) -> StructuredOutputsParams | None:
-        if self.type == "json_object":
-            return StructuredOutputsParams(json_object=True)
-        if self.type == "text":
-            return None
-        if self.schema is None:
-            raise InvalidRequestError("you must provide text.format.schema", "text.format.schema")
-        return StructuredOutputsParams(json=self.schema)
+    def structured_params(self) -> StructuredOutputsParams | None:
+        return format_params(self.type, self.schema, "text.format.schema")
 
 
 class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,18 +51,18 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Args: effort: for the model's chat template; refused if it doesn't know it."""
+    """Args: effort: for the model's chat template; refused if the template doesn't use it."""
 
     effort: str | None = None
 
 
-class ResponsesRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses.
 
     Args:
-        input: a text, or items, which are read one by one so that errors name their place.
-        instructions: a system message before them.
-        include: what else to answer with; logprobs are the one thing there is.
+        input: a text, or items, which are parsed one by one so that errors name the item.
+        instructions: a system message before the input.
+        include: further parts of the response; only logprobs are supported.
     """
 
     input: str | list[dict[str, Any]]
@@ -85,20 +84,21 @@ class ResponsesRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
 
     @property
-    def names(self) -> Mapping[str, str]:
-        return NAMES
+    def api_names(self) -> Mapping[str, str]:
+        return API_NAMES
 
     def tool_use(self) -> ToolUse:
-        """Raises InvalidRequestError for tools or a tool_choice that can't be."""
+        """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
         return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
-        """Without a limit, up to the context's."""
-        own = self.text.format.structured() if self.text and self.text.format else None
-        forced = self.tool_use().structured()
+        """Without max_output_tokens the limit is the context length."""
+        own = self.text.format.structured_params() if self.text and self.text.format else None
+        forced = self.tool_use().structured_params()
         if own and forced:
             raise InvalidRequestError(
-                "tool_choice requires a call, which leaves no room for text.format: send one",
+                "tool_choice requires a call, so the output can't also match text.format: send one "
+                "of them",
                 "tool_choice",
             )
         wanted = LOGPROBS in (self.include or ())
@@ -114,8 +114,8 @@ class ResponsesRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-# Values that ask for nothing; null always does.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+# With the values that are accepted because they change nothing; null always is.
+RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "store": (False,),
     "previous_response_id": (),
@@ -134,8 +134,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "image": (),
 }
 
-# What the engine and the chat template call otherwise.
-NAMES = {
+# Fields that the engine and the chat template name otherwise: their name to the API's.
+API_NAMES = {
     "prompt": "input",
     "messages": "input",
     "max_tokens": "max_output_tokens",

@@ -1,4 +1,4 @@
-"""Items of a conversation: from the responses API's form to the chat template's."""
+"""Items of a conversation: from the responses API's form to the form that templates expect."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.wire.chat_messages import ROLES, CalledFunction, arguments_of, join_parts
+from jaxserve.server.wire.chat.messages import ROLES, CalledFunction, join_parts, template_call
 from jaxserve.server.wire.validation import parse
 
-TEXTS = ("input_text", "output_text", "text")
+TEXT_TYPES = ("input_text", "output_text", "text")
 
 
 class MessageInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -37,8 +37,9 @@ class ReasoningInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: list[dict[str, Any]] | None = None
 
 
-# What an answer's items have beside, which says nothing to the model.
-_ECHOED: dict[str, tuple[Any, ...]] = {
+# Further fields of a response's items, which clients send back, with the values that are accepted;
+# null always is. They don't reach the model.
+_IGNORED: dict[str, tuple[Any, ...]] = {
     "status": ("completed", "incomplete", "in_progress"),
     "phase": (),
     "caller": (),
@@ -64,49 +65,51 @@ def to_messages(
         raise InvalidRequestError("input must not be empty", "input")
     for i, item in enumerate(given):
         _append(messages, item, f"input[{i}]")
-    # Whatever is left of an assistant that only thought.
+    # The assistant's messages of reasoning alone have no content yet.
     return [message | {"content": message.get("content", "")} for message in messages]
 
 
-def _append(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
-    """Adds an item; reasoning, text and calls in a row are one message of the assistant."""
+def _append(messages: list[dict[str, Any]], item: dict[str, Any], path: str) -> None:
+    """Adds an item. Consecutive reasoning, text and calls become one message of the assistant."""
     kind = item.get("type", "message")
     item = {name: value for name, value in item.items() if name != "id"}
     match kind:
         case "message":
-            message = parse(_without_extras(item), MessageInput, _ECHOED, f"{where}.")
-            text = join_parts(message.content, f"{where}.content", TEXTS)
+            message = parse(_without_ignored(item), MessageInput, _IGNORED, f"{path}.")
+            text = join_parts(message.content, f"{path}.content", TEXT_TYPES)
             if message.role == "assistant":
-                _assistant(messages, "content")["content"] = text
+                _assistant_message(messages, "content")["content"] = text
             else:
                 messages.append({"role": ROLES[message.role], "content": text})
         case "reasoning":
-            thought = parse(item, ReasoningInput, _ECHOED, f"{where}.")
-            if thought.content:
-                text = join_parts(thought.content, f"{where}.content", ("reasoning_text",))
-                own = _assistant(messages, "reasoning_content")
-                own["reasoning"] = own["reasoning_content"] = text
+            reasoning = parse(item, ReasoningInput, _IGNORED, f"{path}.")
+            if reasoning.content:
+                text = join_parts(reasoning.content, f"{path}.content", ("reasoning_text",))
+                target = _assistant_message(messages, "reasoning_content")
+                target["reasoning"] = target["reasoning_content"] = text
         case "function_call":
-            call = parse(item, CallInput, _ECHOED, f"{where}.")
-            arguments = arguments_of(
-                CalledFunction(name=call.name, arguments=call.arguments), where
-            )
-            function = {"name": call.name, "arguments": arguments}
-            calls = _assistant(messages, None).setdefault("tool_calls", [])
-            calls.append({"id": call.call_id, "type": "function", "function": function})
+            call = parse(item, CallInput, _IGNORED, f"{path}.")
+            function = CalledFunction(name=call.name, arguments=call.arguments)
+            converted = template_call(call.call_id, function, path)
+            _assistant_message(messages, None).setdefault("tool_calls", []).append(converted)
         case "function_call_output":
-            result = parse(item, CallOutputInput, _ECHOED, f"{where}.")
-            text = join_parts(result.output, f"{where}.output", TEXTS)
+            result = parse(item, CallOutputInput, _IGNORED, f"{path}.")
+            text = join_parts(result.output, f"{path}.output", TEXT_TYPES)
             messages.append({"role": "tool", "tool_call_id": result.call_id, "content": text})
         case _:
             raise InvalidRequestError(
-                f"{where}: items of type {kind!r} aren't supported by this server", f"{where}.type"
+                f"{path}: items of type {kind!r} aren't supported by this server", f"{path}.type"
             )
 
 
-def _assistant(messages: list[dict[str, Any]], part: str | None) -> dict[str, Any]:
-    """The last message if it is the assistant's and has neither this part nor, for a part that
-    comes before calls, a call; else a new one."""
+def _assistant_message(messages: list[dict[str, Any]], part: str | None) -> dict[str, Any]:
+    """The assistant's message that a part belongs to: the last message, or a new one if the last
+    is another role's or can't take the part.
+
+    Args:
+        part: its field, which the message must not have yet, nor have calls, which come after it;
+            None for a call.
+    """
     last = messages[-1] if messages else {}
     full = part is not None and (part in last or "tool_calls" in last)
     if last.get("role") != "assistant" or full:
@@ -114,8 +117,8 @@ def _assistant(messages: list[dict[str, Any]], part: str | None) -> dict[str, An
     return messages[-1]
 
 
-def _without_extras(item: dict[str, Any]) -> dict[str, Any]:
-    """A message without what an answer's parts have beside their text."""
+def _without_ignored(item: dict[str, Any]) -> dict[str, Any]:
+    """A message without the fields that a response's text parts have beside the text."""
     content = item.get("content")
     if not isinstance(content, list):
         return item

@@ -1,4 +1,4 @@
-"""Answer bodies of /v1/responses, field for field as OpenAI's."""
+"""The response of POST /v1/responses, with OpenAI's fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jaxserve.server.wire.answers import ChatLogprob
+from jaxserve.server.wire.logprobs import ChatLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -37,7 +37,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     content: list[ReasoningText] = []
 
 
-class CallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
     status: Status = "in_progress"
     call_id: str
@@ -45,7 +45,7 @@ class CallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_cal
     arguments: str = ""
 
 
-Item = MessageItem | ReasoningItem | CallItem
+Item = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -66,7 +66,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """The whole of an answer, with the request's settings as they were taken."""
+    """The whole response, with the settings that were used."""
 
     id: str
     object: str = "response"

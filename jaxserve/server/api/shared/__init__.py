@@ -1,0 +1,1 @@
+"""What several endpoints use: reading a request, conversations, generation, logprobs."""

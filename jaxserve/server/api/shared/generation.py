@@ -1,0 +1,119 @@
+"""From engine deltas to whole responses and to streams of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.errors import EngineError
+from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.context import ServerContext
+from jaxserve.server.observability.request_log import current_record
+from jaxserve.server.wire.errors import ApiError
+from jaxserve.server.wire.generation_request import GenerationRequest
+from jaxserve.server.wire.response_fields import TokenCount, Usage
+from jaxserve.server.wire.sse import DONE, EventStream, error_event
+
+DeltaBatches = AsyncGenerator[list[CompletionDelta], None]
+
+
+def submit(
+    context: ServerContext,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> DeltaBatches:
+    """Starts generation for the HTTP request that this task serves."""
+    record = current_record()
+    return context.client.stream(
+        prompts,
+        params,
+        request_id=record.id,
+        priority=priority,
+        cache_salt=record.cache_salt(cache_salt),
+    )
+
+
+async def gather(
+    batches: DeltaBatches, num_choices: int, count: TokenCount
+) -> list[CompletionDelta]:
+    """Waits for the end of every choice; returns each choice's deltas joined to one.
+
+    Args:
+        count: the deltas' tokens are added to it.
+    """
+    deltas: list[list[CompletionDelta]] = [[] for _ in range(num_choices)]
+    current_record().tokens = count
+    async with aclosing(batches):
+        async for batch in batches:
+            for delta in batch:
+                count.add(delta)
+                deltas[delta.index].append(delta)
+    if any(not choice or choice[-1].finish_reason is None for choice in deltas):
+        raise EngineError("its output ended without a finish reason")
+    return list(map(CompletionDelta.join, deltas))
+
+
+def best_choices(
+    outputs: Sequence[CompletionDelta], made: int, wanted: int
+) -> list[CompletionDelta]:
+    """Of each `made` consecutive outputs the `wanted` ones with the highest mean logprob, with new
+    indices."""
+
+    def mean_logprob(output: CompletionDelta) -> float:
+        return sum(entry.logprob for entry in output.logprobs or ()) / max(len(output.token_ids), 1)
+
+    kept = [
+        output
+        for first in range(0, len(outputs), made)
+        for output in sorted(outputs[first : first + made], key=mean_logprob, reverse=True)[:wanted]
+    ]
+    return [replace(output, index=index) for index, output in enumerate(kept)]
+
+
+async def stream(
+    request: web.Request,
+    batches: DeltaBatches,
+    to_events: Callable[[CompletionDelta], Iterable[bytes]],
+    last_events: Callable[[], Iterable[bytes]],
+    count: TokenCount,
+    on_error: Callable[[ApiError], bytes] = error_event,
+) -> web.StreamResponse:
+    """Sends each delta as events, then the last events.
+
+    Deltas that queue up during a blocked write are sent with one write. The response's headers are
+    sent with the first delta, so that an error before it has a status code.
+    """
+    current_record().tokens = count
+    async with EventStream(request, on_error) as events, aclosing(batches):
+        async for batch in batches:
+            written: list[bytes] = []
+            for delta in batch:
+                count.add(delta)
+                written += to_events(delta)
+            await events.write(b"".join(written))
+        await events.end(b"".join(last_events()))
+    return events.response
+
+
+def chunk_usage(
+    body: GenerationRequest, count: TokenCount
+) -> Callable[[], Usage | msgspec.UnsetType | None]:
+    """The `usage` of chunks with choices: the counts so far, null or absent, as the request's
+    stream_options ask."""
+    if body.continuous_usage:
+        return count.usage
+    return lambda: None if body.include_usage else msgspec.UNSET
+
+
+def closing_events(
+    usage_event: Callable[[Usage], bytes] | None, count: TokenCount
+) -> Callable[[], list[bytes]]:
+    """The last events of chats and completions: the usage if it is asked for, and [DONE]."""
+    return lambda: ([usage_event(count.usage())] if usage_event else []) + [DONE]

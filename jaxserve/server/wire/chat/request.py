@@ -1,0 +1,97 @@
+"""The request of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.server.wire.generation_request import (
+    GENERATION_UNSUPPORTED,
+    NO_DEFAULTS,
+    GenerationRequest,
+)
+from jaxserve.server.wire.tools import NamedToolChoice, Tool, ToolUse
+from jaxserve.server.wire.validation import renaming
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions.
+
+    Args:
+        messages: ChatMessages, parsed one by one so that errors name the message.
+        continue_final_message: continue the last message's text instead of a new message.
+        chat_template_kwargs, documents, reasoning_effort: for the model's chat template; refused
+            if the template doesn't use them.
+        include_reasoning: false leaves the reasoning out of the response.
+    """
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
+        functions = [tool.function for tool in self.tools or ()]
+        asked = self.tool_choice
+        choice = asked.function if isinstance(asked, NamedToolChoice) else asked
+        return ToolUse.of(functions, choice, self.parallel_tool_calls)
+
+    def structured_params(self) -> StructuredOutputsParams | None:
+        own, forced = super().structured_params(), self.tool_use().structured_params()
+        if own and forced:
+            raise InvalidRequestError(
+                "tool_choice requires a call, so the output can't also match response_format, "
+                "structured_outputs or guided_*: send one of them",
+                "tool_choice",
+            )
+        return own or forced
+
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """max_completion_tokens takes precedence over max_tokens; without either, the limit is
+        the context length."""
+        limit = self.max_completion_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        with renaming({"logprobs": "top_logprobs"}):
+            limit = self.max_tokens if limit is None else limit
+            return self.sampling_params(limit, top, defaults)
+
+    @property
+    def api_names(self) -> Mapping[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
+
+
+CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = GENERATION_UNSUPPORTED | {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "moderation": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "prompt_cache_retention": (),
+    "prompt_cache_options": (),
+    # vLLM's extras
+    "echo": (False,),
+    "chat_template": (),
+    "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
+    "thinking_token_budget": (),
+}

@@ -1,0 +1,86 @@
+"""Messages in the form that chat templates expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.wire.chat.messages import template_message
+
+
+def test_messages_become_the_templates() -> None:
+    text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template_message({"role": "user", "content": text}, "messages[0]") == {
+        "role": "user",
+        "content": "a\nb",
+    }
+    assert template_message({"role": "developer", "content": "x", "name": "n"}, "") == {
+        "role": "system",
+        "content": "x",
+        "name": "n",
+    }
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+BAD_FUNCTION = {"name": "f", "arguments": "[1]"}
+
+
+def test_calls_and_their_results_become_the_templates() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}
+    assert template_message(call, "") == {
+        "role": "assistant",
+        "content": "",
+        "reasoning": "hm",
+        "reasoning_content": "hm",
+        "tool_calls": [CALL | {"function": {"name": "f", "arguments": {"a": 1}}}],
+    }
+    result = {"role": "tool", "content": "4", "tool_call_id": "c1"}
+    assert template_message(result, "") == result
+
+
+def test_an_answer_can_be_sent_back_as_a_message() -> None:
+    from openai.types.chat import ChatCompletionMessage
+
+    answer = ChatCompletionMessage(role="assistant", content="Paris.").model_dump()
+    assert template_message(answer, "messages[1]") == {"role": "assistant", "content": "Paris."}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning": "y"}, "messages[0].reasoning"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": "x", "colour": 1}, "messages[0].colour"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{}]},
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f"}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": BAD_FUNCTION}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0]",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"text": "a"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": ["a"]}, "messages[0].content[0]"),
+    ],
+)
+def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        template_message(message, "messages[0]")
+    assert raised.value.param == param

@@ -4,6 +4,7 @@ warm start."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -11,17 +12,20 @@ import sys
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import flax
 import jax
 import jaxlib
 import numpy as np
-from jax.export import DisabledSafetyCheck, deserialize, export
+from jax.export import DisabledSafetyCheck, Exported, deserialize, export
 from jax.stages import Lowered
 
+from jaxserve.engine.device.checked_files import write_whole
 from jaxserve.engine.device.compile_all import Job
 
+log = logging.getLogger(__name__)
+
+_DIGEST_BYTES = 32  # SHA-256, in front of a program
 PACKAGES = ("jaxserve", "pallas_kernels", "cpu_kernels")  # whose code programs are made of
 KEPT = 64  # origins; one takes about half a MiB
 
@@ -53,12 +57,13 @@ class TracedPrograms:
     def lower(self, key: Hashable, job: Job) -> Lowered:
         """The job's program, traced unless it is on disk under this key."""
         path = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()
-        try:
-            exported = deserialize(bytearray(path.read_bytes()))
-        except Exception:  # not there, or damaged in whatever way
+        exported = _read(path)
+        if exported is None:
             program = jax.jit(job.function, donate_argnums=job.donated)
             exported = export(program, disabled_checks=self._allowed)(*job.arguments)
-            _write(path, bytes(exported.serialize()))
+            data = bytes(exported.serialize())
+            with suppress(OSError):  # a folder that can't be written to only costs time
+                write_whole(path, hashlib.sha256(data).digest() + data)
         return jax.jit(exported.call, donate_argnums=job.donated).lower(*job.arguments)
 
 
@@ -69,19 +74,17 @@ def _last_used(folder: Path) -> float:
         return 0.0
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all; a folder that can't be written to only costs time."""
+def _read(path: Path) -> Exported | None:
+    """A program on disk; None if it isn't there, or is damaged in any byte."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
+        stored = path.read_bytes()
     except OSError:
-        return
+        return None
+    digest, data = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        log.warning("%s: the traced program is damaged and is made anew", path)
+        return None
+    return deserialize(bytearray(data))
 
 
 def _fingerprint(origin: Iterable[object]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jaxserve.config import GIB, MIB, EngineConfig, cache_dir
 from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.cache_layout import CacheLayout
+from jaxserve.engine.device.checked_files import drop_damaged
 from jaxserve.engine.device.paged_cache import bytes_per_block
 from jaxserve.engine.startup import step_memory
 from jaxserve.engine.startup.device_info import DeviceInfo
@@ -22,10 +24,13 @@ GPU_SEQS, GPU_TOKENS = 256, 8192
 SLACK = 256 * MIB  # for holes between allocations, and libraries' work space
 
 
-def use_compilation_cache() -> None:
+def use_compilation_cache() -> Path:
     """Keeps every compiled program on disk, however quick it was to compile.
 
     The user's own JAX_COMPILATION_CACHE_DIR wins.
+
+    Returns:
+        The folder; damaged entries are gone from it.
     """
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
@@ -33,6 +38,9 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Source lines on every instruction double a program's size, and so the time to load it.
     jax.config.update("jax_traceback_in_locations_limit", 0)
+    folder = Path(jax.config.jax_compilation_cache_dir)
+    drop_damaged(folder)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

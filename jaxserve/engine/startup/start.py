@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig, cache_dir
+from jaxserve.engine.device import checked_files
 from jaxserve.engine.device.buckets import BucketTable
 from jaxserve.engine.device.layer_groups import CPU_SEGMENT_LAYERS, ModelParts
 from jaxserve.engine.device.paged_cache import allocate
@@ -56,8 +57,8 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         ModelError: the checkpoint can't be served.
         ConfigError: the settings don't fit the model or the machine.
     """
-    began = time.monotonic()
-    use_compilation_cache()
+    began, wall = time.monotonic(), time.time()
+    compilation_cache = use_compilation_cache()
     prepare_gpu(config.gpu_memory_utilization)
     device = DeviceInfo.here()
     dtype = jnp.dtype(device.dtype(config))
@@ -91,6 +92,7 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     runner = Runner(steps, copy, table, params, empty_state, slots)
     # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
     runner.warm_up((table.decode[0], table.mixed[0]) if device.on_cpu else table.all)
+    checked_files.record(compilation_cache, since=wall)
     return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)
 
 

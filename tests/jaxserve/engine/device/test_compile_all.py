@@ -58,10 +58,41 @@ def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
     assert len(times) == 1
     assert run(1, "b") == run(2, "a") == [2, 2]
     assert len(times) == 3
-    for file in tmp_path.glob("*/*"):
-        file.write_bytes(file.read_bytes()[:-100])
-    assert run(1, "a") == [2, 2]
-    assert len(times) == 4
+    assert run(1, "a") == run(1, "b") == [2, 2]
+    assert len(times) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "one byte", "foreign"])
+def test_a_damaged_program_on_disk_is_traced_anew_and_replaced(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = []
+
+    def run() -> list[float]:
+        def double(x: jax.Array) -> jax.Array:
+            times.append(len(times))
+            return 2 * x
+
+        lower = TracedPrograms(tmp_path, 1).lower
+        (done,) = compile_together({"a": Job(double, (SHAPE,), ())}, False, Event(), lower).values()
+        return done(jnp.ones(2)).tolist()
+
+    assert run() == [2, 2]
+    (file,) = tmp_path.glob("*/*")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(
+        {
+            "cut": whole[:-100],
+            "empty": b"",
+            "one byte": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "foreign": b"a file of somebody else's, longer than a digest",
+        }[damage]
+    )
+    assert run() == run() == [2, 2]
+    assert len(times) == 2
+    assert file.read_bytes() == whole
+    assert "damaged" in caplog.text
 
 
 def test_origins_that_were_not_used_for_long_go(

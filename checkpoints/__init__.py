@@ -13,12 +13,13 @@ __all__ = ["Checkpoint", "check_name", "open_checkpoint", "pull", "read_model_co
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """The config of the model at path; a folder needs no weights for it.
+    """The config of the model at path; a folder needs no weights for it, but if it has some, they
+    are held against the config.
 
     Raises:
         ModelError: as open_checkpoint().
     """
-    if (path / "config.json").exists():
+    if (path / "config.json").exists() and not any(path.glob("*.safetensors")):
         from checkpoints.safetensors_folder import read_config
 
         return read_config(path)

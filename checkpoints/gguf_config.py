@@ -113,7 +113,7 @@ def _rope_scaling(header: GGUFHeader, name: str, head_dim: int) -> dict[str, Any
             raise CheckpointError(
                 f"{header.path}: {ROPE_FACTORS} has shape {list(tensor.shape)}, not [{count}]"
             )
-        factors = np.fromfile(header.path, "<f4", count, offset=tensor.offset).tolist()
+        factors = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset).tolist()
         return {
             "rope_type": "longrope",
             "short_factor": factors,

@@ -65,7 +65,7 @@ _WIDE_ROW = 16_384
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file; tensors come out as float32 in Hugging Face's layout."""
+    """A GGUF file, or the parts of one model; tensors come out as float32 in Hugging Face's layout."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
@@ -80,13 +80,14 @@ class GGUFCheckpoint(Checkpoint):
             if name != ROPE_FACTORS:
                 self._tensors |= _one_by_one(path, hf_name(name, names), tensor, experts)
         check_shapes(path, self.shapes(), self.config)
-        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+        files = {tensor.path for tensor in self._tensors.values()}
+        self._data = {file: np.memmap(file, dtype=np.uint8, mode="r") for file in files}
         for name, tensor in self._tensors.items():
             end = tensor.offset + _tensor_nbytes(path, name, tensor)
-            if end > self._data.size:
+            if end > (size := self._data[tensor.path].size):
                 raise CheckpointError(
-                    f"{path}: truncated: the tensor {name} ends at byte {end:,}, "
-                    f"the file at {self._data.size:,}"
+                    f"{tensor.path}: truncated: the tensor {name} ends at byte {end:,}, "
+                    f"the file at {size:,}"
                 )
 
     def shapes(self) -> Shapes:
@@ -97,7 +98,7 @@ class GGUFCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
         tensor = self._tensors[name]
         nbytes = _tensor_nbytes(self.path, name, tensor)
-        raw = self._data[tensor.offset : tensor.offset + nbytes]
+        raw = self._data[tensor.path][tensor.offset : tensor.offset + nbytes]
         rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
         fold = 1
         while rows % (2 * fold) == 0 and 2 * fold * columns <= _WIDE_ROW:

@@ -7,12 +7,13 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxserve.errors import CheckpointError, ModelNotFoundError
+from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 _MAGIC = b"GGUF"
 _SCALARS = {
@@ -29,6 +30,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -36,14 +38,16 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where a tensor lies.
+    """Where a tensor's data is.
 
     Args:
+        path: the file; a model in several parts has one for each.
         shape: slowest dimension first, as NumPy; the file has it the other way round.
         ggml_type: number of the GGML type.
         offset: bytes from the beginning of the file.
     """
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     ggml_type: int
@@ -59,7 +63,7 @@ class GGUFHeader:
     tensors: dict[str, GGUFTensor]
 
     def require(self, key: str, kind: type[T]) -> T:
-        """A metadata value.
+        """A metadata value. An array of equal numbers, one for each layer, counts as the number.
 
         Raises:
             CheckpointError: the file doesn't have it, or it is of another type.
@@ -67,6 +71,12 @@ class GGUFHeader:
         if key not in self.metadata:
             raise CheckpointError(f"{self.path}: the GGUF metadata has no {key}")
         value = self.metadata[key]
+        if kind in (int, float, bool) and isinstance(value, list) and value:
+            if any(item != value[0] for item in value):
+                raise UnsupportedModelError(
+                    f"{self.path}: {key} differs from layer to layer, which isn't implemented"
+                )
+            value = value[0]
         if not isinstance(value, kind):
             raise CheckpointError(f"{self.path}: {key} isn't {kind.__name__}: {str(value)[:80]!r}")
         return value
@@ -85,12 +95,42 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Reads everything before the tensors' data.
+    """Reads everything before the tensors' data; of a model in parts, that of all parts.
+
+    Args:
+        path: the file, or the first one of several (`...-00001-of-00003.gguf`).
 
     Raises:
         ModelNotFoundError: there is no such file.
         CheckpointError: it isn't a GGUF file, or its header is damaged or cut off.
     """
+    header = _read_file(path)
+    count, number = (header.get(f"split.{key}", int, 0) for key in ("count", "no"))
+    if count <= 1:
+        return header
+    names = part_names(path.name)
+    if number != 0 or len(names) != count or names[0] != path.name:
+        raise CheckpointError(
+            f"{path}: part {number + 1} of {count}; give the first part, under the name that ends "
+            f"in -00001-of-{count:05}.gguf"
+        )
+    for name in names[1:]:
+        part = _read_file(path.with_name(name))
+        if twice := header.tensors.keys() & part.tensors.keys():
+            raise CheckpointError(f"{part.path}: the tensor {min(twice)} is in another part too")
+        header.tensors.update(part.tensors)
+    return header
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of the model that a GGUF file's name is a part of, in order."""
+    if (match := _PART.fullmatch(name)) is None:
+        return [name]
+    count = int(match["count"])
+    return [f"{match['stem']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def _read_file(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
@@ -122,7 +162,10 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFHeader:
     if not isinstance(alignment, int) or alignment < 1:
         raise CheckpointError(f"{path}: general.alignment is {alignment!r}")
     start = -(-cursor.position // alignment) * alignment
-    tensors = {n: GGUFTensor(n, shape, kind, start + offset) for n, shape, kind, offset in entries}
+    tensors = {
+        name: GGUFTensor(path, name, shape, kind, start + offset)
+        for name, shape, kind, offset in entries
+    }
     return GGUFHeader(path, metadata, tensors)
 
 

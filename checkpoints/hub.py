@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from checkpoints.gguf_header import part_names
 from checkpoints.packaged_models import PACKAGED, fetch
 from jaxserve.errors import ModelNotFoundError
 
@@ -56,7 +57,8 @@ def _from_hub(repo: str, file: str | None) -> Path:
 
     try:
         if file is not None:
-            return Path(hf_hub_download(repo, file))
+            parts = [hf_hub_download(repo, part) for part in part_names(file)]
+            return Path(parts[0])
         folder = Path(snapshot_download(repo, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except errors.GatedRepoError:
         problem = "the repository is gated: accept its terms on the hub, then set HF_TOKEN"

@@ -19,6 +19,10 @@ from jaxserve.models.fields import OBJECT
 from jaxserve.models.registry import config_from_hf
 
 _ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_HEAD = "lm_head.weight"
+# A model that was saved without its head (an embedding model, for example) has no "model." before
+# its tensors' names.
+_FLAT = "embed_tokens.weight"
 _PACKED = ("_proj_blocks", "_proj_scales")  # MXFP4: bytes
 
 
@@ -33,6 +37,12 @@ class SafetensorsCheckpoint(Checkpoint):
         self._nbytes = 0
         for file in _weight_files(path):
             self._add(file)
+        self._prefix = "" if _FLAT not in self._shapes else "model."
+        if self._prefix:
+            self._shapes = {
+                name if name == _HEAD else self._prefix + name: shape
+                for name, shape in self._shapes.items()
+            }
         self.packed = any(name.endswith("_proj_blocks") for name in self._shapes)
         check_shapes(path, self._shapes, self.config, self.packed)
 
@@ -40,9 +50,10 @@ class SafetensorsCheckpoint(Checkpoint):
         return dict(self._shapes)
 
     def read(self, name: str) -> np.ndarray:
-        if name not in self._files:
+        stored = name.removeprefix(self._prefix)
+        if stored not in self._files:
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
-        return self._files[name].get_tensor(name)
+        return self._files[stored].get_tensor(stored)
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +86,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def _is_ignored(self, name: str) -> bool:
         """Whether transformers would ignore it too: old files keep rope's buffers, and some keep
         a copy of a tied head."""
-        tied_head = name == "lm_head.weight" and self.config.tie_word_embeddings
+        tied_head = name == _HEAD and self.config.tie_word_embeddings
         return tied_head or name.endswith("rotary_emb.inv_freq")
 
 

@@ -70,10 +70,12 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         tensors: Tensors,
         quantisation: gguf.GGMLQuantizationType | None = None,
         arch: str = "llama",
-        **metadata: int | str,
+        parts: int = 1,
+        **metadata: int | str | list[int],
     ) -> Path:
         path = tmp_path / "model.gguf"
-        writer = gguf.GGUFWriter(path, arch)
+        per_part = -(-len(tensors) // parts) if parts > 1 else 0  # 0: one file
+        writer = gguf.GGUFWriter(path, arch, split_max_tensors=per_part)
         writer.add_block_count(2)
         writer.add_context_length(64)
         writer.add_embedding_length(32)
@@ -85,7 +87,8 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_token_list([f"t{i}" for i in range(40)])
         writer.add_eos_token_id(2)
         for key, value in metadata.items():
-            add = writer.add_uint32 if isinstance(value, int) else writer.add_string
+            kind = type(value)
+            add = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[kind]
             add(key.replace("__", "."), value)
         for name, values in tensors.items():
             if quantisation is None or values.ndim == 1:
@@ -97,6 +100,6 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path
+        return path if parts == 1 else tmp_path / f"model-00001-of-{parts:05}.gguf"
 
     return write

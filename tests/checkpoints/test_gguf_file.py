@@ -11,7 +11,7 @@ import pytest
 from checkpoints import open_checkpoint
 from checkpoints.gguf_file import hf_name
 from checkpoints.weight_map import sources
-from jaxserve.errors import CheckpointError, UnsupportedModelError
+from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxserve.models.registry import config_from_hf
 from jaxserve.models.rope import inverse_frequencies
 from tests.checkpoints.conftest import CONFIG
@@ -212,3 +212,36 @@ def test_rope_factors_of_llama3_divide_the_frequencies(tensors: Tensors, write_g
     got, factor = inverse_frequencies(turn, 8, 64)
     np.testing.assert_allclose(got, 10_000.0 ** (-np.arange(0, 8, 2) / 8) / factors)
     assert factor == 1.0
+
+
+def test_a_model_in_parts_is_read_from_all_of_them(tensors: Tensors, write_gguf: Write) -> None:
+    first = write_gguf(as_gguf(tensors), parts=3)
+    assert len(list(first.parent.glob("*.gguf"))) == 3
+    checkpoint = open_checkpoint(first)
+    assert checkpoint.shapes() == {name: value.shape for name, value in tensors.items()}
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(checkpoint.read(name), value)
+
+
+def test_parts_that_are_missing_or_given_wrongly_are_named(
+    tensors: Tensors, write_gguf: Write
+) -> None:
+    first = write_gguf(as_gguf(tensors), parts=3)
+    second = first.with_name("model-00002-of-00003.gguf")
+    with pytest.raises(CheckpointError, match="part 2 of 3; give the first part"):
+        open_checkpoint(second)
+    first.rename(renamed := first.with_name("renamed.gguf"))
+    with pytest.raises(CheckpointError, match=r"the name that ends in -00001-of-00003\.gguf"):
+        open_checkpoint(renamed)
+    renamed.rename(first)
+    second.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"model-00002-of-00003\.gguf: no such file"):
+        open_checkpoint(first)
+
+
+def test_arrays_of_equal_values_count_as_one(tensors: Tensors, write_gguf: Write) -> None:
+    whole = as_gguf(tensors)
+    equal = {"llama__feed_forward_length": [64, 64], "llama__attention__head_count_kv": [2, 2]}
+    assert open_checkpoint(write_gguf(whole, **equal)).config.num_key_value_heads == 2
+    with pytest.raises(UnsupportedModelError, match=r"head_count_kv differs from layer to layer"):
+        open_checkpoint(write_gguf(whole, llama__attention__head_count_kv=[2, 4]))

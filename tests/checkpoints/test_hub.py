@@ -110,6 +110,9 @@ def hub(tensors: dict[str, np.ndarray], write_folder: Callable[..., Path]) -> It
     other = {"README.md": b"hello", "consolidated.safetensors": b"twice", "pytorch_model.bin": b"x"}
     server.repositories["tiny/llama"] = files | other
     server.repositories["tiny/gguf"] = {"q4.gguf": b"GGUF here"}
+    server.repositories["tiny/parts"] = {
+        f"q4/model-0000{i}-of-00002.gguf": b"part %d" % i for i in (1, 2)
+    }
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -155,6 +158,14 @@ def test_a_gguf_file_of_a_repository(run_pull: Pull, name: str) -> None:
     done = run_pull(name)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == b"GGUF here"
+
+
+def test_all_parts_of_a_gguf_model_come_with_the_first(run_pull: Pull) -> None:
+    done = run_pull("tiny/parts:q4/model-00001-of-00002.gguf")
+    assert done.returncode == 0, done.stderr
+    first = Path(done.stdout.strip())
+    assert [file.read_bytes() for file in sorted(first.parent.iterdir())] == [b"part 1", b"part 2"]
+    assert first.read_bytes() == b"part 1"
 
 
 @pytest.mark.parametrize(

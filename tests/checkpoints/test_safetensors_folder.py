@@ -35,6 +35,17 @@ def test_the_stored_type_is_kept(tensors: Tensors, write_folder: Write, dtype: t
     np.testing.assert_array_equal(read, halves[Q])
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_names_without_the_prefix_of_a_causal_model_are_known(
+    tensors: Tensors, write_folder: Write, shards: int
+) -> None:
+    flat = {name.removeprefix("model."): value for name, value in tensors.items()}
+    checkpoint = open_checkpoint(write_folder(flat, shards))
+    assert checkpoint.shapes() == {name: value.shape for name, value in tensors.items()}
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(checkpoint.read(name), value)
+
+
 def test_generation_config_adds_eos_ids(tensors: Tensors, write_folder: Write) -> None:
     folder = write_folder(tensors)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))

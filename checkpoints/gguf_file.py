@@ -65,7 +65,7 @@ _WIDE_ROW = 16_384
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file, or the parts of one model; tensors come out as float32 in Hugging Face's layout."""
+    """A GGUF file or the parts of one model; tensors come out as float32 in HF's layout."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)

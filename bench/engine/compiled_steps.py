@@ -3,10 +3,11 @@ how much of it command buffers (CUDA graphs) launch.
 
     python -m bench.engine.compiled_steps [--archs sm_80 sm_90] [--layers 32]
 
-Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 of them in one dispatch (`repeat`) and a step
-of 8,192 tokens, through the programs that the engine compiles on a GPU. Fails where a limit below
-is passed. The last line is one flat JSON object. Matrix products are not autotuned here: a GPU may
-choose cuBLAS where this has Triton, and sum up partial products in a kernel more or less.
+Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 such steps in one dispatch (`repeat`) and a
+step of 8,192 tokens, as the programs that the engine compiles on a GPU. The exit status is 1 where
+a limit below is exceeded. The last line is one flat JSON object. Matrix products are not autotuned
+here: a GPU may choose cuBLAS where this has Triton, and so use a kernel more or less to sum partial
+products.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
 
+from bench.common.figures import print_figures
+
 STEPS = {"decode": (64, 64), "mixed": (8192, 256)}  # tokens, rows
 DECODE_STEPS = 8
 MAX_MODEL_LEN = 8192
-# Kernels and copies: of a layer, and of the segment beside its layers.
+# Limits of kernels and copies: in a layer, and outside the layers of a segment.
 MOST_A_LAYER, MOST_BESIDE = 13, {"decode": 12, "mixed": 16}
-LEAST_BUFFERED = 5  # kernels that XLA makes a command buffer of
-UNBUFFERED = {"repeat": 1}  # before its loop
+LEAST_BUFFERED = 5  # fewer kernels than this XLA leaves outside command buffers
+UNBUFFERED = {"repeat": 1}  # the one before its loop
 GPU_OF_ARCH = {"sm_80": "A100-80GB", "sm_90": "H100-80GB"}
 
 
@@ -38,7 +41,7 @@ class Program:
         thunks: kernels, library calls and copies.
         buffered: those that a command buffer launches.
         pallas, pallas_buffered: of those, our own kernels.
-        pool: of the KV pool that the program takes; 0 if it takes none.
+        pool: bytes of the KV pool that the program takes; 0 if it takes none.
         names: how often each kernel occurs.
     """
 
@@ -55,7 +58,7 @@ class Program:
     names: dict[str, int]
 
     def faults(self, layers: int) -> list[str]:
-        """What must not be."""
+        """The limits that the program exceeds, in words."""
         found = []
         outside = self.thunks - self.buffered
         if outside > UNBUFFERED.get(self.name, 0) and self.thunks >= LEAST_BUFFERED:
@@ -73,7 +76,8 @@ class Program:
 
 
 def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
-    """Prints one JSON line a program of each step, then one of what the largest allocates."""
+    """Prints a JSON line for each program of each step, then one with the bytes that the largest
+    program allocates."""
     import jax
     import jax.numpy as jnp
 
@@ -99,7 +103,7 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     programs = step_programs(limits, model, machine, vocab, DECODE_STEPS)
     state = jax.eval_shape(state_maker(limits, dtype, vocab))
     pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.pages))
-    # What asks for the device in use is told what it is where there is one.
+    # Code that asks for the backend must get the answer that it would get on a GPU.
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
         for step in steps:
             tokens, rows = STEPS[step]
@@ -153,7 +157,7 @@ def main() -> int:
         return 0
     failed, figures = 0, {}
     for arch in args.archs:
-        # A compiler that refuses may abort the process, so each architecture has its own.
+        # The compiler may abort the process, so each architecture has its own.
         command = [sys.executable, "-m", "bench.engine.compiled_steps", "--compile", arch]
         command += ["--layers", str(args.layers), "--steps", *args.steps]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -173,7 +177,7 @@ def main() -> int:
                 figures |= {f"{key}_kernels": program.thunks, f"{key}_buffered": program.buffered}
                 figures |= {f"{key}_temp_bytes": program.temporary}
         failed += bool(process.returncode)
-    print(json.dumps(figures))
+    print_figures(figures)
     return bool(failed)
 
 

@@ -29,19 +29,19 @@ from jaxserve.engine.startup.loader import ModelOutline, outline
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.params import SamplingParams
 
-_Leaf = tuple[Hashable, ...]  # a parameter's path in the model
+_Leaf = tuple[Hashable, ...]  # the path of a parameter in the model
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is run.
+    """What is measured.
 
     Args:
-        batches: decodes that run at once.
-        context: tokens of each when they are timed.
-        prompt: tokens of the prompt whose prefill is timed; the step's token budget.
-        steps: timed, of each kind.
-        kv_cache_memory: bytes; None leaves it to the engine, as in service.
+        batches: numbers of decodes that run at once.
+        context: tokens of each of them when they are timed.
+        prompt: tokens of the prompt whose prefill is timed; also the step's token budget.
+        steps: steps of each kind that are timed.
+        kv_cache_memory: bytes; None leaves the size to the engine, as in service.
     """
 
     model: ModelConfig
@@ -57,7 +57,7 @@ DRY = Load(toy_llama(), (1, 4), 32, 64, 3, 8 * MIB)
 
 
 class RandomCheckpoint(Checkpoint):
-    """Weights made on the device, of the size that keeps activations about 1."""
+    """Random weights made on the device, small enough to keep activations near 1."""
 
     path = Path("random")
 
@@ -90,7 +90,7 @@ class RandomCheckpoint(Checkpoint):
 
 
 class ModelBench:
-    """An engine with random weights and only the step shapes that are timed."""
+    """An engine with random weights that compiles only the shapes of step that are timed."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -126,15 +126,15 @@ class ModelBench:
         return name
 
     def end(self, names: list[str]) -> None:
-        """Aborts them, and lets the loop come to rest."""
+        """Aborts the requests and runs the loop until it has no work."""
         for name in names:
             self.core.abort(name)
         while self.core.has_work:
             self.core.step()
 
     def decode(self, batch: int) -> dict[str, float]:
-        """Seconds of a decode step by the loop's clock and by the device's alone, and of the
-        device's idleness that the loop noticed."""
+        """Seconds of a decode step in the engine's loop, on the device alone, and those that the
+        loop reports the device idle."""
         load = self.load
         names = [self.submit(load.context, 4 * load.steps + 32) for _ in range(batch)]
         while self.core.stats.waiting or self.core.stats.running < batch:
@@ -154,7 +154,7 @@ class ModelBench:
         return {"loop": loop, "device": device, "idle": idle}
 
     def prefill(self) -> dict[str, float]:
-        """Seconds until one prompt's first token, and of the device's step alone."""
+        """Seconds until one prompt's first token, and of its step on the device alone."""
         begin = time.perf_counter()
         name = self.submit(self.load.prompt, 8)
         while not any(output.token_ids for output in self.core.step()):
@@ -168,8 +168,8 @@ class ModelBench:
         jax.block_until_ready(self._runner._state)
 
     def _chained(self, bucket: Bucket) -> float:
-        """Seconds a step of the bucket's last batch, started over and over without a look at what
-        it drew."""
+        """Seconds a step of the bucket's last batch, dispatched again and again without reading
+        the sampled tokens."""
         runner, buffers = self._runner, self._runner._buffers[bucket]
         step = runner._steps[bucket]
 
@@ -188,8 +188,8 @@ class ModelBench:
 
     @property
     def decode_bytes(self) -> tuple[int, int]:
-        """Bytes that a step reads of the weights, all but the table of embeddings, and of the
-        cache for each token of context."""
+        """Bytes that a step reads: of the weights, without the embedding table, and of the cache
+        for each token of context."""
         config, itemsize = self.model.config, self.model.shapes[0].dtype.itemsize
         table = config.vocab_size * config.hidden_size * itemsize
         cells = sum(s.num_kv_heads * s.head_dim for s in self.model.cache_specs)
@@ -205,7 +205,7 @@ class ModelBench:
         return 2 * matrices * tokens + 4 * pairs * config.num_attention_heads * config.head_dim
 
     def measure(self, bandwidth: float, rate: float) -> dict[str, float]:
-        """Prints and returns the figures: milliseconds, and multiples of the floors.
+        """Prints and returns the figures: milliseconds, and ratios to the least possible time.
 
         Args:
             bandwidth: bytes a second of a copy.
@@ -221,14 +221,14 @@ class ModelBench:
             idle = max(0.0, 1 - took["device"] / took["loop"])
             figures |= {
                 f"model_decode_{batch}_ms": round(1e3 * took["device"], 3),
-                f"model_decode_{batch}_over_floor": round(took["device"] / floor, 3),
+                f"model_decode_{batch}_over_limit_ratio": round(took["device"] / floor, 3),
                 f"model_decode_{batch}_loop_ms": round(1e3 * took["loop"], 3),
                 f"model_decode_{batch}_idle_share": round(idle, 4),
-                f"model_decode_{batch}_noticed_idle_ms": round(1e3 * took["idle"], 3),
+                f"model_decode_{batch}_reported_idle_ms": round(1e3 * took["idle"], 3),
             }
             print(
                 f"decode, {batch} x {self.load.context}: {1e3 * took['device']:.2f} ms a step, "
-                f"{took['device'] / floor:.2f} of the floor; loop {1e3 * took['loop']:.2f} ms, "
+                f"{took['device'] / floor:.2f} times the limit; loop {1e3 * took['loop']:.2f} ms, "
                 f"device idle {idle:.1%}",
                 flush=True,
             )
@@ -236,7 +236,7 @@ class ModelBench:
         share = self.prefill_flops / took["device"] / rate
         figures |= {
             "model_prefill_ms": round(1e3 * took["device"], 2),
-            "model_prefill_matmul_share": round(share, 3),
+            "model_prefill_matmul_rate_share": round(share, 3),
             "model_prefill_first_token_ms": round(1e3 * took["loop"], 2),
         }
         print(

@@ -1,4 +1,4 @@
-"""Llama 3.1 8B without its weights: the shapes that the GPU's figures are for."""
+"""The configuration of Llama 3.1 8B, for which the GPU's figures are, and of a toy like it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ROPE = RopeConfig(theta=500_000.0, scaling=Llama3Scaling(8.0, 1.0, 4.0, origina
 
 
 def llama_8b(layers: int = 32, max_position_embeddings: int = 131_072) -> ModelConfig:
-    """As its config.json has it."""
+    """As in its config.json, with this number of layers."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=128_256,
@@ -23,7 +23,7 @@ def llama_8b(layers: int = 32, max_position_embeddings: int = 131_072) -> ModelC
 
 
 def toy_llama() -> ModelConfig:
-    """The same, of a size that any CPU can compute with."""
+    """A Llama small enough for any CPU."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=256,

@@ -1,7 +1,10 @@
-"""Compiles every Triton kernel for sm_80 and sm_90 without a GPU, prints what came out, and fails
-on spilled registers, on local memory, or where the tensor-core instructions are missing.
+"""Compiles every Triton kernel for sm_80 and sm_90 without a GPU and prints registers, shared
+memory and instructions of each:
 
     make kernels
+
+The exit status is 1 if a kernel spills registers, uses local memory, lacks tensor-core instructions
+or needs a copy of the KV pool. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -9,20 +12,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from bench.common.figures import print_figures
+
 
 @dataclass(frozen=True)
 class Case:
-    """One jitted step: write_kv, then attention.
+    """One compiled function: write_kv, then attention.
 
     Args:
-        sequences: S; with few, the decode context is split.
-        plain: whether the dots are float32, which the tensor cores don't take.
+        sequences: S; with few of them, the context of a decode is split over programs.
+        plain: whether the dot products are float32, which the tensor cores don't compute.
     """
 
     name: str
@@ -147,9 +153,9 @@ def main() -> int:
     if len(sys.argv) > 1:
         compile_cases(sys.argv[1])
         return 0
-    failed = 0
+    failed, figures = 0, Counter[str]()
     for arch in ("sm_80", "sm_90"):
-        # Some refusals abort the process, so each architecture has its own.
+        # The compiler may abort the process, so each architecture has its own.
         command = [sys.executable, "-m", "bench.kernels.compiled_kernels", arch]
         result = subprocess.run(command, capture_output=True, text=True)
         rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
@@ -163,11 +169,16 @@ def main() -> int:
                 + f"  {'; '.join(row['faults'])}"
             )
             failed += bool(row["faults"])
+            figures[f"{arch}_kernels"] += 1
+            figures[f"{arch}_faults"] += bool(row["faults"])
+            most = max(figures[f"{arch}_most_registers"], row["registers"])
+            figures[f"{arch}_most_registers"] = most
         if result.returncode:
             print(result.stderr[-3000:])
             print(f"{arch}: stopped after {rows[-1]['case'] if rows else 'nothing'}")
             failed += 1
     print(f"\n{failed} faults" if failed else "\nno spills, no local memory, tensor cores in use")
+    print_figures(figures)
     return bool(failed)
 
 

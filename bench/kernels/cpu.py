@@ -1,16 +1,16 @@
-"""A CPU's own kernels beside XLA's, and beside reading what they need once:
+"""The CPU kernels beside XLA's code, and beside one read of their inputs:
 
     python -m bench.kernels.cpu
 
-Attention of a layer against XLA's, and against a read of the same keys and values; products of a
-layer's MLP against XLA's, and against a read of its weights. Every measurement alternates with the
-others of its case, so that a busy machine slows all. The last line is one flat JSON object.
+Attention of one layer beside XLA's, and beside a read of the same keys and values; the products of
+one layer's MLP beside XLA's, and beside a read of its weights. The measurements of a case
+alternate, so that other work on the machine slows all of them. The last line is one flat JSON
+object.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import cpu_kernels
+from bench.common.figures import print_figures
 from bench.kernels.paged_inputs import Shape, repeat
 from pallas_kernels import page_shape, paged_attention, write_kv
 
-LAYERS = 6  # distinct pools, so that no cache keeps one from call to call
+LAYERS = 6  # each with its own pool, so that no processor cache still holds one from call to call
 ROUNDS = 15
 HIDDEN, INNER, PRODUCT_LAYERS = 576, 1536, 20  # SmolLM2's MLP
 ROWS = (1, 2, 8, 16, 32, 64, 256, 512)
@@ -47,7 +48,7 @@ CASES = {
 def attend(  # type: ignore[no-untyped-def]
     pools, q, tables, contexts, starts, *, max_query_len, implementation
 ):
-    """All layers, each depending on the one before, as in a model."""
+    """Attention of all layers, each depending on the one before, as in a model."""
     for k_pages, v_pages in pools:
         q = paged_attention(
             q,
@@ -76,7 +77,7 @@ def xla_product(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def read(pairs):  # type: ignore[no-untyped-def]
-    """Reads every array once: a maximum over rows is the fastest reader that XLA:CPU offers."""
+    """Reads every array once: a maximum over rows reads fastest of what XLA:CPU compiles."""
     return [array.reshape(len(array), -1).max(axis=0) for pair in pairs for array in pair]
 
 
@@ -88,8 +89,8 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def alternate(*pairs: tuple[Callable[..., object], tuple[Any, ...]]) -> list[tuple[float, float]]:
-    """Best wall and best processor seconds of each function of its arguments, one after the other
-    in turn."""
+    """Least wall and least processor seconds of each function with its arguments. The functions
+    are called in turn, ROUNDS times."""
     calls = [functools.partial(function, *arguments) for function, arguments in pairs]
     for call in calls:
         jax.block_until_ready(call())
@@ -114,7 +115,7 @@ def write_seconds(tokens: int) -> float:
 
 def attention_figures() -> dict[str, float]:
     figures: dict[str, float] = {}
-    floor = jax.jit(read)
+    one_read = jax.jit(read)
     print(
         f"{'attention, per layer':20s} {'ms':>8s} {'xla ms':>8s} {'read ms':>8s} {'x read':>7s}",
         end="",
@@ -129,7 +130,7 @@ def attention_figures() -> dict[str, float]:
         )
         arguments = (pools, *batch)
         (wall, cpu), (xla_wall, _), (read_wall, read_cpu) = alternate(
-            (ours, arguments), (xla, arguments), (floor, (pools,))
+            (ours, arguments), (xla, arguments), (one_read, (pools,))
         )
         ms = [1e3 * x / LAYERS for x in (wall, xla_wall, read_wall)]
         flops = case.flops * LAYERS / wall / 1e9
@@ -150,7 +151,7 @@ def product_figures() -> dict[str, float]:
         tuple(jnp.asarray(rng.standard_normal(shape, np.float32) / 64) for shape in shapes)
         for _ in range(PRODUCT_LAYERS)
     ]
-    floor = jax.jit(read)
+    one_read = jax.jit(read)
     print(f"{'MLP, per layer':20s} {'ms':>8s} {'xla ms':>8s} {'read ms':>8s} {'GFLOP/s':>8s}")
     for rows in ROWS:
         x = jnp.asarray(rng.standard_normal((rows, HIDDEN), np.float32))
@@ -159,7 +160,7 @@ def product_figures() -> dict[str, float]:
             for product in (cpu_kernels.linear, xla_product)
         )
         (wall, _), (xla_wall, _), (read_wall, _) = alternate(
-            (ours, (x, weights)), (xla, (x, weights)), (floor, (weights,))
+            (ours, (x, weights)), (xla, (x, weights)), (one_read, (weights,))
         )
         ms = [1e3 * seconds / PRODUCT_LAYERS for seconds in (wall, xla_wall, read_wall)]
         flops = 6 * rows * HIDDEN * INNER * PRODUCT_LAYERS / wall / 1e9
@@ -178,7 +179,7 @@ def main() -> None:
     for tokens in (32, 512):
         figures[f"write_kv_{tokens}_ms"] = round(1e3 * write_seconds(tokens), 4)
         print(f"write_kv {tokens:4d} tokens {figures[f'write_kv_{tokens}_ms']} ms")
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

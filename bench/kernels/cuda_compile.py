@@ -1,7 +1,7 @@
-"""Compiles a jitted function for an NVIDIA GPU that isn't there, and reads the machine code.
+"""Compiles a jitted function for an NVIDIA GPU without one, and reads the machine code.
 
-XLA:GPU compiles against a description of the device; Pallas calls come out as the very kernels that
-the device would run. Needs the CUDA plugin of jax, ptxas and nvdisasm, and no driver. Import this
+XLA:GPU compiles against a description of the device; Pallas calls become the same kernels that the
+device would run. Needs jax's CUDA plugin, ptxas and nvdisasm, but no driver. Import this module
 before jax is used: it sets XLA's flags.
 """
 
@@ -35,7 +35,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 @dataclass(frozen=True)
 class Gpu:
-    """What XLA wants to know of a device (NVIDIA's data sheets and `nvidia-smi -q`)."""
+    """What XLA asks about a device (from NVIDIA's data sheets and `nvidia-smi -q`)."""
 
     name: str
     major: int
@@ -148,10 +148,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Thunk:
-    """One thing that the device does: a kernel, a matrix product of a library, a copy.
+    """One operation of the device: a kernel, a library's matrix product, a copy.
 
     Args:
-        kind: XLA's, as kCustomKernel.
+        kind: XLA's name for it, as kCustomKernel.
         buffered: whether a command buffer (a CUDA graph) launches it.
     """
 
@@ -162,7 +162,7 @@ class Thunk:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled function: its memory in bytes, and what the device does, in order.
+    """A compiled function: its memory in bytes, and the device's operations in order.
 
     Args:
         temporary, outputs: allocated for a call; outputs without the aliased ones.
@@ -193,8 +193,9 @@ def compile_for(gpu: Gpu, fn: Callable[..., Any], args: Any, **jit: Any) -> Comp
 
 
 def _thunks() -> Iterator[Thunk]:
-    """Of the function compiled last."""
-    # Written by the last pass over them; a function too small for a command buffer has no passes.
+    """The operations of the function compiled last."""
+    # XLA writes the first after its last pass over the operations; a function too small for a
+    # command buffer has no such passes.
     paths = glob.glob(f"{_DUMP}/*thunk_sequence_after_thunk_passes.txt")
     paths = paths or glob.glob(f"{_DUMP}/*thunk_sequence.txt")
     buffer_depth: int | None = None
@@ -261,7 +262,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _run(tool: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """A CUDA tool from PATH or from the wheels on sys.path."""
+    """Runs a CUDA tool from PATH or from the wheels on sys.path."""
     candidates = [shutil.which(tool), *(f"{p}/nvidia/cu13/bin/{tool}" for p in sys.path)]
     path = next((c for c in candidates if c and os.path.exists(c)), None)
     if path is None:

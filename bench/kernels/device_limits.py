@@ -1,4 +1,4 @@
-"""A device's own limits, and how to time what runs on it."""
+"""Measures a device's copy bandwidth and matmul rate, and times functions on it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Timing:
-    """How often to measure.
+    """How often and on what sizes to measure.
 
     Args:
-        repeats: calls inside one dispatch, so that the host's part is small.
-        samples: of which the best counts.
-        copied: bytes of the copy that shows the bandwidth.
-        matmul: rows, columns and inner size of the product that shows the rate.
+        repeats: calls inside one dispatch, so that the host's share of the time is small.
+        samples: measurements, of which the shortest counts.
+        copied: bytes of the copy that measures the bandwidth.
+        matmul: rows, columns and inner size of the product that measures the matmul rate.
     """
 
     repeats: int = 20
@@ -29,7 +29,7 @@ class Timing:
     matmul: int = 8192
 
     def seconds(self, step: Callable[..., Any], x: Any, *args: Any) -> float:
-        """Best time of one step(x, *args), `repeats` of them chained; step returns a new x."""
+        """Shortest seconds of one step(x, *args), which returns a new x; `repeats` are chained."""
 
         @jax.jit
         def run(x: Any, *args: Any) -> Any:

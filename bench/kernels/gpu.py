@@ -1,18 +1,17 @@
-"""Everything that wants a GPU, in one call of under 8 minutes: the Triton kernels (right or wrong,
-and how fast), whole steps of Llama 3.1 8B through the engine, and what the sampler costs.
+"""All that needs a GPU, in one call of under 8 minutes: whether the Triton kernels are right and
+how fast they are, whole steps of Llama 3.1 8B through the engine, and the time of the sampler.
 
     python -m bench.kernels.gpu [--parts kernels model sampler] [--limit 450] [--dry-run]
 
-Two floors are measured in the same call, copy bandwidth and bf16 matmul rate. A part that breaks is
-told and ends alone; one that would begin after the limit (seconds) is left out. The last line is
-one flat JSON object in every case. --dry-run goes the same way with small sizes on any device, with
-the kernels interpreted.
+The device's copy bandwidth and bf16 matmul rate are measured in the same call; they set the least
+time that a kernel or a step can take. A part that fails is reported, and the others still run; one
+that would begin after --limit seconds is left out. The last line is always one flat JSON object.
+--dry-run runs the same code with small sizes on any device, with the kernels interpreted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ from typing import Any
 
 import jax
 
+from bench.common.figures import print_figures
 from bench.engine import gpu_steps
 from bench.kernels import gpu_attention
 from bench.kernels import sampler as sampler_cost
@@ -41,7 +41,7 @@ def sampler(row_counts: tuple[int, ...], vocab: int, repeats: int) -> dict[str, 
 
 
 def run(parts: list[str], limit: float, dry_run: bool) -> int:
-    """Runs the parts; 1 if any is wrong or broke."""
+    """Runs the parts; the exit status, 1 if a result was wrong or a part failed."""
     started = time.perf_counter()
     kernels = gpu_attention.DRY if dry_run else gpu_attention.FULL
     load = gpu_steps.DRY if dry_run else gpu_steps.FULL
@@ -54,7 +54,7 @@ def run(parts: list[str], limit: float, dry_run: bool) -> int:
 
     def check() -> dict[str, Any]:
         errors, wrong = kernels.check_all()
-        return errors | {"wrong": wrong}
+        return errors | {"wrong_kernels": wrong}
 
     rows, vocab = ((1, 4), 512) if dry_run else ((1, 32, 256), 128_256)
     work: dict[str, list[Callable[[], dict[str, Any]]]] = {
@@ -62,21 +62,22 @@ def run(parts: list[str], limit: float, dry_run: bool) -> int:
         "model": [lambda: gpu_steps.ModelBench(load).measure(bandwidth, rate)],
         "sampler": [lambda: sampler(rows, vocab, kernels.timing.samples)],
     }
-    broken = []
+    failures = []
     for part in parts:
         for one in work[part]:
             if time.perf_counter() - started > limit:
-                broken.append(f"{part}: no time left")
+                failures.append(f"{part}: no time left")
                 continue
             try:
                 figures |= one()
-            except Exception as error:  # what the other parts found must still be told
+            except Exception as error:  # the figures of the other parts must still be printed
                 traceback.print_exc()
-                broken.append(f"{part}: {type(error).__name__}")
+                failures.append(f"{part}: {type(error).__name__}")
         figures[f"{part}_done_s"] = round(time.perf_counter() - started, 1)
-    figures |= {"broken": "; ".join(broken), "seconds": round(time.perf_counter() - started, 1)}
-    print(json.dumps(figures))
-    return bool(broken or figures.get("wrong"))
+    figures |= {"failures": "; ".join(failures)}
+    figures["duration_s"] = round(time.perf_counter() - started, 1)
+    print_figures(figures)
+    return bool(failures or figures.get("wrong_kernels"))
 
 
 def main() -> int:

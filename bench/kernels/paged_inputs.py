@@ -1,4 +1,4 @@
-"""Inputs of paged attention for benchmarks: random pools, and tables that scatter the pages."""
+"""Inputs of paged attention: random pools, and block tables in random order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pallas_kernels import page_shape
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch of (query tokens, context tokens) pairs and the model it is for.
+    """A batch of (query tokens, context tokens) pairs, and the model's sizes.
 
     Args:
-        tokens: rows of the batch; what the sequences don't fill is padding.
-        width: W of the block tables; None is what the longest context needs.
+        tokens: T; what the sequences don't fill is padding. None is as many as they have.
+        width: W of the block tables; None is as much as the longest context needs.
     """
 
     sequences: tuple[tuple[int, int], ...]
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Of the two matrix products, counting only pairs that causality lets through."""
+        """Operations of the two matrix products, counting only pairs that the causal mask keeps."""
         pairs = sum(n * c - n * (n - 1) // 2 for n, c in self.sequences)
         return 4 * pairs * self.heads * self.head_dim
 
@@ -69,5 +69,5 @@ class Shape:
 
 
 def repeat(count: int, query: int, context: int) -> tuple[tuple[int, int], ...]:
-    """The same sequence so many times."""
+    """`count` sequences with the same lengths."""
     return ((query, context),) * count

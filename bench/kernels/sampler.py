@@ -1,16 +1,16 @@
-"""What the sampler costs a step, beside a bare argmax and the plain way of sorting the vocabulary.
+"""Time of the sampler, beside a bare argmax and beside sorting the whole vocabulary.
 
     python -m bench.kernels.sampler [--rows 1 32 256] [--vocab 128256] [--repeats 5]
 
-Milliseconds of one compiled call, median, by rows and by what the rows ask for. Each call makes its
-logits by a narrow matmul, whose share "argmax" shows: a sampler that is handed them has them copied
-by XLA's CPU backend, which no step does. The last line is one flat JSON object.
+Median milliseconds of one compiled call, by rows and by the rows' sampling parameters. Each call
+computes its logits by a narrow matmul, whose time `argmax` includes, because XLA's CPU backend
+would copy logits that are arguments, which no step of the engine does. The last line is one flat
+JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.common.figures import Figures, print_figures
 from jaxserve.sampling.logit_processors import SamplingTables
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.row_settings import SamplingRows, pack, unpack
@@ -38,7 +39,7 @@ KINDS = {
 
 
 def settings(params: SamplingParams, rows: int) -> SamplingRows:
-    """The same request in every row, each with a seed of its own."""
+    """The same parameters in every row, each with a seed of its own."""
     ints, floats = map(np.stack, zip(*(pack(params, i, False) for i in range(rows)), strict=True))
     slots = jnp.arange(rows)
     return unpack(jnp.asarray(ints), jnp.asarray(floats), slots, jnp.zeros_like(slots))
@@ -49,7 +50,7 @@ def argmax(logits: jax.Array) -> jax.Array:
 
 
 def plain_sort(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """top_k and top_p the plain way: sort, cut, draw."""
+    """top_k and top_p by sorting the vocabulary, cutting it and drawing from the rest."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
     place = jnp.arange(logits.shape[-1])
@@ -74,7 +75,7 @@ def milliseconds(repeats: int, call: Callable[..., jax.Array], *args: object) ->
 
 
 def measure(rows: int, vocab: int, repeats: int) -> dict[str, float]:
-    """Figures of one row count, by name."""
+    """Milliseconds for so many rows, by kind."""
     random = np.random.default_rng(0)
     hidden = jnp.asarray(random.normal(0, 1, (rows, HIDDEN)), jnp.float32)
     head = jnp.asarray(random.normal(0, 3 / HIDDEN**0.5, (HIDDEN, vocab)), jnp.float32)
@@ -102,7 +103,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=128_256)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    figures: dict[str, float | int | str] = {
+    figures: Figures = {
         "device": jax.devices()[0].device_kind,
         "vocab": args.vocab,
     }
@@ -110,7 +111,7 @@ def main() -> None:
         measured = measure(rows, args.vocab, args.repeats)
         print(f"{rows} rows, ms: {measured}", flush=True)
         figures |= {f"{name}_{rows}_ms": value for name, value in measured.items()}
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
-"""A long run at twice what the server can do:
+"""A long run at twice the rate that the server can serve:
 
     python -m bench.server.soak [--minutes 20] [--overload 2]
 
-Measures what a server of the demo model does with as many clients as it has places, then sends
-requests of all kinds at --overload times that rate. True to its promises, the server refuses the
-overflow with 429 or 503 and a Retry-After, finishes everything that it lets in, and keeps its
-memory. Exit status 1 if not. The last line is JSON.
+Measures the request rate of a server of the demo model with as many clients as it runs sequences,
+then sends requests of all kinds at --overload times that rate. The exit status is 1 unless the
+server refuses what is too much with 429 or 503 and a Retry-After, completes every request that it
+accepts, and does not grow in memory. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -25,22 +24,32 @@ from typing import Any
 
 import aiohttp
 
-from bench.server.faults import LIMIT, MODEL, Server, until_idle
+from bench.common.figures import Figures, flat, print_figures
+from bench.common.server_process import ServerProcess
+from bench.server import demo_server
+from bench.server.demo_server import MODEL, until_idle
 
-PLACES = 16
-FLAGS = ("--max-num-seqs", str(PLACES), "--max-queued-requests", "32")
+SEQUENCES = 16
+FLAGS = ("--max-num-seqs", str(SEQUENCES), "--max-queued-requests", "32")
 WARM_UP_S = 15.0
-GROWTH = 0.05  # of memory, from the first third of the run to the last
-RANDOM = random.Random(0)
+MOST_GROWTH = 0.05  # of memory, from the second third of the run to the last
 
 
 @dataclass
 class Tally:
+    """What became of the requests.
+
+    Args:
+        finished, cut: answers with status 200 that were whole, and that were not.
+        tokens: asked for by the finished ones.
+        memory: (seconds, MiB of the server process, MiB of the engine process).
+    """
+
     statuses: Counter[int] = field(default_factory=Counter)
     finished: int = 0
     cut: int = 0
     tokens: int = 0
-    memory: list[tuple[float, float, float]] = field(default_factory=list)  # s, MiB, MiB
+    memory: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 def resident_mib(pid: int) -> float:
@@ -48,23 +57,24 @@ def resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def some_request() -> tuple[str, dict[str, Any]]:
-    words = " ".join(str(RANDOM.randrange(1000)) for _ in range(RANDOM.choice((2, 10, 60))))
+def some_request(draws: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path and a body for it."""
+    words = " ".join(str(draws.randrange(1000)) for _ in range(draws.choice((2, 10, 60))))
     body: dict[str, Any] = {
         "model": MODEL,
-        "max_tokens": RANDOM.choice((4, 16, 48)),
-        "stream": RANDOM.random() < 0.6,
+        "max_tokens": draws.choice((4, 16, 48)),
+        "stream": draws.random() < 0.6,
         "ignore_eos": True,
-        "seed": RANDOM.randrange(1000),
+        "seed": draws.randrange(1000),
     }
-    body |= RANDOM.choice(({}, {}, {"logprobs": True, "top_logprobs": 3}, {"top_p": 0.9}))
-    if "logprobs" not in body and RANDOM.random() < 0.4:
-        return "/v1/completions", body | {"prompt": words, "n": RANDOM.choice((1, 1, 2))}
+    body |= draws.choice(({}, {}, {"logprobs": True, "top_logprobs": 3}, {"top_p": 0.9}))
+    if "logprobs" not in body and draws.random() < 0.4:
+        return "/v1/completions", body | {"prompt": words, "n": draws.choice((1, 1, 2))}
     return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": words}]}
 
 
-async def send(http: aiohttp.ClientSession, tally: Tally) -> None:
-    path, body = some_request()
+async def send(http: aiohttp.ClientSession, tally: Tally, draws: random.Random) -> None:
+    path, body = some_request(draws)
     async with http.post(path, json=body) as response:
         data = await response.read()
         tally.statuses[response.status] += 1
@@ -78,55 +88,61 @@ async def send(http: aiohttp.ClientSession, tally: Tally) -> None:
 
 
 async def capacity(http: aiohttp.ClientSession) -> float:
-    """Requests a second with as many clients as places."""
-    tally, end = Tally(), time.monotonic() + WARM_UP_S
+    """Requests a second with as many clients as sequences."""
+    tally, draws, end = Tally(), random.Random(0), time.monotonic() + WARM_UP_S
 
     async def client() -> None:
         while time.monotonic() < end:
-            await send(http, tally)
+            await send(http, tally, draws)
 
     begin = time.monotonic()
-    await asyncio.gather(*(client() for _ in range(PLACES)))
+    await asyncio.gather(*(client() for _ in range(SEQUENCES)))
     return tally.finished / (time.monotonic() - begin)
 
 
-async def soak(server: Server, minutes: float, overload: float) -> dict[str, Any]:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(server.url, timeout=LIMIT, connector=connector) as http:
-        able = await capacity(http)
+async def soak(server: ServerProcess, minutes: float, overload: float) -> tuple[Figures, Tally]:
+    draws = random.Random(1)
+    async with demo_server.session(server.url) as http:
+        able_per_s = await capacity(http)
         tally, begin = Tally(), time.monotonic()
         tasks: set[asyncio.Task[None]] = set()
-        looked = 0.0
+        read_at = 0.0
         while (now := time.monotonic() - begin) < minutes * 60:
-            task = asyncio.create_task(send(http, tally))
+            task = asyncio.create_task(send(http, tally, draws))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            if now - looked > 2.0 or not tally.memory:
-                looked = now
-                own = resident_mib(server.process.pid), resident_mib(server.engine_pid)
+            if now - read_at > 2.0 or not tally.memory:
+                read_at = now
+                own = resident_mib(server.pid), resident_mib(server.engine_pid)
                 tally.memory.append((round(now, 1), *map(round, own)))
-            await asyncio.sleep(RANDOM.expovariate(overload * able))
+            await asyncio.sleep(draws.expovariate(overload * able_per_s))
         await asyncio.gather(*tasks)
         await until_idle(http)
-    third = max(1, len(tally.memory) // 3)
-
-    def growth(column: int) -> float:
-        early = [m[column] for m in tally.memory[third : 2 * third]] or [tally.memory[0][column]]
-        late = [m[column] for m in tally.memory[2 * third :]]
-        return sum(late) / len(late) / (sum(early) / len(early)) - 1
-
-    return {
-        "minutes": minutes,
-        "capacity_per_s": round(able, 2),
+    figures: Figures = {
+        "duration_min": minutes,
+        "capacity_requests_per_s": round(able_per_s, 2),
         "sent": sum(tally.statuses.values()),
-        "statuses": {str(status): n for status, n in sorted(tally.statuses.items())},
+        **flat({"answered": {str(s): n for s, n in sorted(tally.statuses.items())}}),
         "finished": tally.finished,
         "cut": tally.cut,
         "tokens": tally.tokens,
-        "server_growth": round(growth(1), 4),
-        "engine_growth": round(growth(2), 4),
-        "memory_mib_first_last": [tally.memory[0][1:], tally.memory[-1][1:]],
+        "server_growth_share": round(growth(tally, 1), 4),
+        "engine_growth_share": round(growth(tally, 2), 4),
+        "server_first_mib": tally.memory[0][1],
+        "server_last_mib": tally.memory[-1][1],
+        "engine_first_mib": tally.memory[0][2],
+        "engine_last_mib": tally.memory[-1][2],
     }
+    return figures, tally
+
+
+def growth(tally: Tally, column: int) -> float:
+    """Growth of memory from the second third of the run to the last, as a share: the first third
+    fills caches."""
+    third = max(1, len(tally.memory) // 3)
+    early = [m[column] for m in tally.memory[third : 2 * third]] or [tally.memory[0][column]]
+    late = [m[column] for m in tally.memory[2 * third :]] or early
+    return sum(late) / len(late) / (sum(early) / len(early)) - 1
 
 
 def main() -> None:
@@ -135,19 +151,19 @@ def main() -> None:
     parser.add_argument("--overload", type=float, default=2.0)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
-    server = Server(*FLAGS)
+    server = demo_server.start(*FLAGS)
     try:
-        found = asyncio.run(soak(server, args.minutes, args.overload))
+        figures, tally = asyncio.run(soak(server, args.minutes, args.overload))
     finally:
-        server.process.terminate()
+        server.terminate()
         status = server.wait()
     good = (
-        set(found["statuses"]) <= {"200", "429", "503"}
-        and not found["cut"]
-        and max(found["server_growth"], found["engine_growth"]) < GROWTH
+        set(tally.statuses) <= {200, 429, 503}
+        and not tally.cut
+        and max(growth(tally, 1), growth(tally, 2)) < MOST_GROWTH
         and status == 0
     )
-    print(json.dumps({"soak": found | {"exit_status": status, "good": good}}))
+    print_figures(figures | {"exit_status": status, "good": good})
     sys.exit(not good)
 
 

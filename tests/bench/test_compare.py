@@ -1,62 +1,9 @@
-"""What bench/peers/compare does with servers and results; the servers are Python's own."""
+"""bench.peers.compare: engines that are not installed, and records of several rounds."""
 
 from __future__ import annotations
 
-import sys
-import time
-import urllib.request
-from pathlib import Path
-
-import pytest
-
 from bench.peers.compare.engines import Engine
 from bench.peers.compare.records import Record, Results
-from bench.peers.compare.server import Server, ServerFailed
-
-ANSWERS = """
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-IN_A_CHILD = f"""
-import subprocess, sys
-subprocess.run([sys.executable, "-c", {ANSWERS!r}, sys.argv[1]], start_new_session=True)
-"""
-
-
-def engine(script: str) -> Engine:
-    return Engine("fake", sys.executable, "", lambda _, port: ["-c", script, str(port)], ())
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=0.3):
-            return True
-    except OSError:
-        return False
-
-
-def test_a_paused_server_and_its_children_stand_still_until_resumed(tmp_path: Path) -> None:
-    server = Server(engine(IN_A_CHILD), tmp_path, tmp_path / "log", limit_s=30)
-    try:
-        assert answers(server.url)
-        server.pause()
-        assert not answers(server.url)
-        server.resume()
-        assert answers(server.url)
-    finally:
-        server.stop()
-    time.sleep(0.1)
-    assert not answers(server.url)
-
-
-def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match="no such model"):
-        Server(engine("raise SystemExit('no such model')"), tmp_path, tmp_path / "log", 30)
-    with pytest.raises(ServerFailed, match="not ready in time"):
-        Server(engine("import time; time.sleep(60)"), tmp_path, tmp_path / "log", 0)
 
 
 def test_an_engine_that_is_not_installed_names_its_variable() -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
 import signal
 import statistics
 import sys
@@ -28,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import demo_weights
+from bench.common.figures import print_figures
+from bench.common.server_process import ServerFailed, ServerProcess
 from bench.peers.compare import page, records
 from bench.peers.compare.engines import Engine, all_engines
 from bench.peers.compare.processor import Others
 from bench.peers.compare.records import Record, Results
-from bench.peers.compare.server import Server, ServerFailed
 from jaxserve.bench.datasets import make_dataset
 from jaxserve.bench.load_generator import Load, drive
 from jaxserve.bench.report import summarise
@@ -79,7 +79,7 @@ class Runner:
     def __init__(self, out: Path, folder: Path, limit_s: float) -> None:
         self._out, self._folder, self._limit_s = out, folder, limit_s
         self._file = out / "records.jsonl"
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, ServerProcess] = {}
 
     def start(self, engine: Engine) -> str | None:
         """Starts it, lets it answer a few requests, and pauses it; returns why it can't be had."""
@@ -87,7 +87,9 @@ class Runner:
             return engine.missing
         log = self._out / f"{engine.name.replace(' ', '-')}.log"
         try:
-            server = Server(engine, self._folder, log, limit_s=300)
+            server = ServerProcess(
+                lambda port: engine.command_line(self._folder, port), engine.environment, log
+            )
         except ServerFailed as failure:
             return str(failure)
         try:
@@ -139,7 +141,7 @@ class Runner:
             "it and what was to follow were given up"
         )
 
-    def _drive(self, server: Server, point: Point, seed: int) -> Load:
+    def _drive(self, server: ServerProcess, point: Point, seed: int) -> Load:
         work = make_dataset(point.dataset(seed))
 
         async def limited() -> Load:
@@ -216,7 +218,7 @@ def main() -> None:
     results = Results(records.read(args.out / "records.jsonl"))
     page.write(args.out, results, facts_of(results))
     print((args.out / "compare.md").read_text())
-    print(json.dumps(page.flat(results)))
+    print_figures(page.flat(results))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,13 @@ class Engine:
             return f"not installed: {self.variable} names {Path(self.program).name}, which is gone"
         return None
 
+    def command_line(self, folder: Path, port: int) -> list[str]:
+        """What starts its server."""
+        assert self.program is not None
+        return [self.program, *self.command(folder, port)]
+
     def read_version(self) -> str:
-        """As the program says it, or an empty text."""
+        """The first line with a number of what the program prints; "" if there is none."""
         assert self.program is not None
         done = subprocess.run([self.program, *self.version], capture_output=True, text=True)
         lines = (done.stdout + done.stderr).splitlines()

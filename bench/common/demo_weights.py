@@ -1,9 +1,10 @@
 """The demo model as a Hugging Face folder of float32 weights, so that every engine serves the same
-numbers:
+weights:
 
-    python -m bench.common.demo_weights FOLDER
+    python -m bench.common.demo_weights [FOLDER]
 
-WorkerStats read a GGUF file slowly or not at all. llama.cpp alone reads the original, 4-bit file.
+Other engines read a GGUF file slowly or not at all; llama.cpp alone reads the original 4-bit file.
+The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 import checkpoints
+from bench.common.figures import print_figures
 from checkpoints.gguf_config import hf_config
 from checkpoints.gguf_file import GGUFCheckpoint
 from checkpoints.gguf_header import read_header
@@ -25,7 +27,7 @@ DEMO = "smollm2-135m"
 
 
 def default_folder() -> Path:
-    """Where the folder is kept from one benchmark to the next."""
+    """The folder that benchmarks share."""
     return cache_dir() / "bench" / f"{DEMO}-float32"
 
 
@@ -42,7 +44,7 @@ def write(folder: Path) -> Path:
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     kind = {"model_type": "llama", "dtype": "float32", "hidden_act": "silu"}
-    # Last: it says that the folder is whole.
+    # Written last: its presence says that the folder is complete.
     (folder / "config.json").write_text(json.dumps(hf_config(header) | kind))
     return folder
 
@@ -50,7 +52,9 @@ def write(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=default_folder())
-    print(write(parser.parse_args().folder))
+    folder = write(parser.parse_args().folder)
+    size = (folder / "model.safetensors").stat().st_size
+    print_figures({"folder": str(folder), "weights_mib": round(size / 2**20, 1)})
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
-"""A request's bits under load against the same request alone:
+"""Whether a request gives the same bits under load as alone:
 
     python -m bench.engine.reproducible [--requests 1000] [--no-batch-invariant] [--model FOLDER]
 
-Requests of random length, options and arrival go through an engine in a process of its own, whose
-pool is so small that it preempts. Then each runs alone, on the same engine. Tokens, text, logprobs
-and the reason of the end must be equal, to the last bit; no request may be lost, nothing compiled,
-and every block be free. Exit status 1 if not. The last line is one flat JSON object.
+Requests of random length, sampling parameters and arrival run on an engine in a process of its own,
+whose pool is so small that it preempts. Then each runs alone on the same engine. The exit status is
+1 unless tokens, text, logprobs and finish reasons are equal to the last bit, some request was
+preempted, nothing was compiled, and every block is free at the end. The last line is one flat JSON
+object.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
 from dataclasses import replace
 from typing import Any
 
+from bench.common.figures import print_figures
 from jaxserve.config import MIB, EngineConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.outputs import CompletionDelta
@@ -42,7 +43,7 @@ Job = tuple[list[int], SamplingParams]
 
 
 def jobs(count: int, context: int, longest_output: int, vocab: int, seed: int) -> list[Job]:
-    """A third of the prompts begin alike, so that the prefix cache is in use."""
+    """Random requests; a third of the prompts share a prefix, so that the prefix cache is used."""
     rng = random.Random(seed)
     longest_prompt = context - longest_output
     shared = [rng.randrange(10, vocab - 10) for _ in range(longest_prompt)]
@@ -62,7 +63,7 @@ def jobs(count: int, context: int, longest_output: int, vocab: int, seed: int) -
 
 
 async def run(client: EngineClient, job: Job) -> list[CompletionDelta]:
-    """The whole of each choice, less what may rightly differ."""
+    """Each choice as a whole, without the count of cached tokens, which may differ."""
     pieces: dict[int, list[CompletionDelta]] = {}
     async for delta in client.generate(*job):
         pieces.setdefault(delta.index, []).append(delta)
@@ -73,7 +74,7 @@ async def run(client: EngineClient, job: Job) -> list[CompletionDelta]:
 async def under_load(
     client: EngineClient, wanted: list[Job], at_once: int, rng: random.Random
 ) -> list[list[CompletionDelta]]:
-    """All of them, arriving at random, but no more than `at_once` at any time."""
+    """Runs all of them, arriving at random, at most `at_once` at any time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(job: Job) -> list[CompletionDelta]:
@@ -109,7 +110,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 print(f"request {i}: {job[1]}")
             if i % 100 == 99:
                 print(f"{i + 1} alone, {len(different)} different", flush=True)
-        await asyncio.sleep(0.5)  # the engine's last reading
+        await asyncio.sleep(0.5)  # until the engine's last report has come
         stats = client.stats
     finally:
         await client.close()
@@ -139,13 +140,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     figures = asyncio.run(measure(args))
-    print(json.dumps(figures))
-    fine = (
+    print_figures(figures)
+    good = (
         figures["equal_to_the_last_bit"] == figures["requests"]
         and figures["preemptions"] > 0
         and figures["compiles_after_ready"] == figures["blocks_in_use_at_the_end"] == 0
     )
-    sys.exit(not fine)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

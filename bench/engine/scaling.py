@@ -1,13 +1,13 @@
-"""How the cost of a step grows, and what the prefix cache gives and costs.
+"""How the cost of a step grows, and what the prefix cache saves and costs.
 
     python -m bench.engine.scaling [--quick] [--folder build/scaling]
 
-The demo model on this machine: time of a decode step and of the host's part in it, against context,
-batch and pool; TTFT and throughput against the share of prompt tokens found in the prefix cache;
-and what the cache costs when nothing is found, on and off in turns. Writes scaling.json and
-scaling.png (with matplotlib). Limit: a step is as fast as the machine is quiet; the smallest
-differences are below what two cores with other work can show, so each comes with its spread. The
-last line is one flat JSON object.
+The demo model on this machine: time of a decode step and of the host's part of it, by context,
+batch and pool; TTFT and throughput by the share of prompt tokens found in the prefix cache; and
+what the cache costs when nothing is found, with the cache on and off in turns. Writes scaling.json
+and scaling.png (with matplotlib). Limit: other work on the machine slows steps, and the smallest
+differences are below that noise, so they come with their spread. The last line is one flat JSON
+object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.engine.throughput import HostClock
+from bench.common.figures import print_figures
+from bench.engine.host_work import HostClock
 from jaxserve import LLM, SamplingParams
 from jaxserve.config import MIB
 
@@ -34,7 +35,7 @@ Figures = dict[str, float]
 
 
 class Bench:
-    """One engine, and prompts that nobody has asked before."""
+    """One engine, and prompts that are never repeated."""
 
     def __init__(self, **settings: object) -> None:
         self.llm = LLM(MODEL, progress=False, **settings)
@@ -55,7 +56,7 @@ class Bench:
         return name
 
     def run(self, rows: int, prompt: int, output: int) -> float:
-        """Seconds of a batch of fresh prompts."""
+        """Seconds of a batch of new prompts."""
         begin = time.perf_counter()
         for _ in range(rows):
             self.submit(self.tokens(prompt), output)
@@ -64,7 +65,7 @@ class Bench:
         return time.perf_counter() - begin
 
     def decode(self, rows: int, context: int, steps: int) -> tuple[float, float]:
-        """Median seconds of a step of so many decodes, and of the host's part in it."""
+        """Median seconds of a step of so many decodes, and of the host's part of it."""
         core, walls = self.llm.core, []
         names = [self.submit(self.tokens(context), steps + 60) for _ in range(rows)]
         while core.stats.waiting or core._scheduler._prefills:
@@ -87,19 +88,20 @@ class Bench:
 
 
 def decodes(bench: Bench, name: str, points: list[tuple[str, int, int]], steps: int) -> Figures:
-    """points: (label, rows, context)."""
+    """Args: points: (label, rows, context)."""
     figures = {}
     for label, rows, context in points:
         step, host = bench.decode(rows, context, steps)
         figures[f"{name}_{label}_step_ms"] = step * 1e3
         figures[f"{name}_{label}_host_us"] = host * 1e6
-        told = f"{step * 1e3:7.1f} ms a step, host {host * 1e6:6.0f} us"
-        print(f"{name} {label:>8}: {told}", flush=True)
+        shown = f"{step * 1e3:7.1f} ms a step, host {host * 1e6:6.0f} us"
+        print(f"{name} {label:>8}: {shown}", flush=True)
     return figures
 
 
 def gain(bench: Bench, requests: int, rounds: int) -> Figures:
-    """What hits save: one prompt alone, and a batch of them with 16 output tokens each."""
+    """What prefix cache hits save: TTFT of one prompt, and requests a second of a batch with 16
+    output tokens each."""
     core, figures = bench.llm.core, {}
     for share in HITS:
         prefix = bench.tokens(round(PROMPT * share / BLOCK) * BLOCK)
@@ -127,14 +129,14 @@ def gain(bench: Bench, requests: int, rounds: int) -> Figures:
         figures[f"{key}_found_percent"] = 100 * hit
         figures[f"{key}_ttft_ms"] = statistics.median(firsts) * 1e3
         figures[f"{key}_requests_per_s"] = requests / seconds
-        told = f"TTFT {figures[f'{key}_ttft_ms']:.0f} ms, {requests / seconds:.2f} requests/s"
-        print(f"{100 * hit:5.1f} % of prompt tokens found: {told}", flush=True)
+        shown = f"TTFT {figures[f'{key}_ttft_ms']:.0f} ms, {requests / seconds:.2f} requests/s"
+        print(f"{100 * hit:5.1f} % of prompt tokens found: {shown}", flush=True)
     return figures
 
 
 def cost(bench: Bench, rounds: int) -> Figures:
-    """What looking for, hashing and keeping blocks costs when no prompt shares anything: the same
-    engine with its cache on and off in turns. CPU time is the loop's thread's alone."""
+    """What hashing, looking up and keeping blocks costs when no prompts share a prefix: the same
+    engine with its cache on and off in turns. Processor time is that of the loop's thread."""
     tables = bench.llm.core._scheduler.tables
     walls: dict[bool, list[float]] = {True: [], False: []}
     works: dict[bool, list[float]] = {True: [], False: []}
@@ -170,7 +172,7 @@ def _standard_error(values: list[float]) -> float:
 
 
 def draw(figures: Figures, file: Path) -> None:
-    """One page of what was measured."""
+    """Draws the figures on one page."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -254,7 +256,7 @@ def main() -> None:
         file.write_text(json.dumps(figures, indent=1) + "\n")
     figures = json.loads(file.read_text())
     draw(figures, args.folder / "scaling.png")
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 JAXSERVE_VLLM_PYTHON names an interpreter that has vLLM (bench/peers/setup.sh makes one); without
 it only ours is measured. Times are processor time, so that other work on the machine counts less.
-The last line is flat JSON.
+The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ import json
 import os
 import pstats
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)  # as a script: this file's folder would hide the package of its name
+from bench.common.figures import print_figures
+from bench.engine.scheduler_load import Times, TraceConfig, run
+from scheduler import Request, Scheduler, SchedulerConfig, StepPlan
 
-from bench.engine.scheduler_load import Times, TraceConfig, run  # noqa: E402
-from scheduler import Request, Scheduler, SchedulerConfig, StepPlan  # noqa: E402
-
-PEER = ROOT / "bench" / "peers" / "vllm_scheduler.py"
-TOKEN = 7  # what the fake model samples
-GOALS = {256: 20, 1024: 30}  # times faster than the peer
+PEER = Path(__file__).resolve().parents[1] / "peers" / "vllm_scheduler.py"
+TOKEN = 7  # sampled by the fake model
+GOALS = {256: 20, 1024: 30}  # by requests running: times faster than the peer
 
 
 class Ours:
@@ -47,7 +43,7 @@ class Ours:
         )
 
     def add(self, number: int, prompt: list[int], output: int) -> None:
-        # An id that is never sampled: the check for stops is paid for.
+        # The stop id is never sampled, so that the check for stops is part of the time.
         self.scheduler.add_request(
             Request(str(number), prompt, output, stop_token_ids=frozenset((2,)))
         )
@@ -71,7 +67,7 @@ def measure(config: TraceConfig) -> Times:
 
 
 class Peer:
-    """A process with vLLM's scheduler, which measures a load at a time."""
+    """A process with vLLM's scheduler, which measures one load after another."""
 
     def __init__(self, python: str) -> None:
         self._process = subprocess.Popen(
@@ -98,12 +94,12 @@ class Peer:
 
 
 def compare(sizes: tuple[int, ...], peer: Peer | None, figures: dict[str, float]) -> None:
-    """A line a load."""
+    """Prints a line for each load, and adds its figures."""
     heads = ("running", "hits", "ours p50", "p99", "vLLM p50", "p99", "ratio p50", "mean", "goal")
     print("".join(f"{head:>10}" for head in heads), "  (microseconds a step)")
     for config in [TraceConfig(size, hits) for size in sizes for hits in (0.0, 0.5)]:
         name = f"r{config.num_running}_h{config.hit_share * 100:.0f}"
-        # Before and after the peer, since the machine's speed drifts with what else it does.
+        # Before and after the peer, because the machine's speed drifts.
         times = measure(config)
         theirs = peer.measure(config) if peer else None
         ours = (times + measure(config)).summary()
@@ -169,7 +165,7 @@ def main() -> None:
         sweep(figures)
     if peer:
         peer.close()
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

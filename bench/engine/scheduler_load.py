@@ -1,6 +1,7 @@
-"""A steady load for schedulers: N running decodes of about 1,000 tokens, replaced as they end.
+"""A steady load for schedulers: N running decodes of about 1,000 tokens, each replaced when it
+ends.
 
-Standard library only: a peer's interpreter runs it as well, and gets the same requests.
+Uses the standard library only: the peer's interpreter runs this module too, with the same requests.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class TraceConfig:
     """One load.
 
     Args:
-        hit_share: of each prompt that is one of a few shared prefixes.
-        prompt, output: least and most tokens.
-        num_blocks: of the pool; None fits twice what runs.
+        hit_share: share of each prompt that is one of a few common prefixes.
+        prompt, output: least and most tokens of each.
+        num_blocks: of the pool; None is twice what the running requests need.
     """
 
     num_running: int
@@ -63,7 +64,7 @@ class Trace:
         return self._random.choices(range(10, VOCABULARY), k=count)
 
     def request(self, running_already: bool = False) -> tuple[list[int], int]:
-        """The next; one that runs already at the start has a part of its output left."""
+        """The next request; one that runs from the start has only a part of its output left."""
         length = self._random.randint(*self.config.prompt)
         shared = self._random.choice(self._prefixes)[: int(length * self.config.hit_share)]
         output = self._random.randint(*self.config.output)
@@ -74,7 +75,8 @@ class Trace:
 
 @dataclass
 class Times:
-    """Seconds of processor time of this thread: other work on the machine doesn't count."""
+    """Seconds of this thread's processor time, in which other work on the machine does not
+    count."""
 
     steps: list[float]
     adds: list[float]
@@ -106,7 +108,7 @@ def run(
     Args:
         add: (id, prompt, output length); timed apart.
         schedule: makes a plan; timed.
-        prepare: makes what update takes (fake tokens) from a plan; not timed.
+        prepare: makes the argument of update (with fake tokens) from a plan; not timed.
         update: takes it and returns how many requests ended; timed.
     """
     trace, times = Trace(config), Times([], [])
@@ -134,7 +136,7 @@ def run(
 
     for _ in range(config.num_running):
         arrive(running_already=True)
-    # Until what ran at the start has been prefilled, and a little more.
+    # Until the first requests have been prefilled, and a little longer.
     tokens = config.num_running * config.prompt[1]
     for _ in range(2 * tokens // config.max_num_batched_tokens + 20):
         step()

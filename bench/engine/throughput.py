@@ -1,21 +1,22 @@
-"""The engine: tokens a second beside its peers and two limits, and the host's work a step.
+"""The engine's tokens a second beside its peers' and beside two limits, and the host's work a step.
 
     python -m bench.engine.throughput [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
         [--decode-steps 8]
 
 JAXSERVE_VLLM_PYTHON and JAXSERVE_TORCH_PYTHON name interpreters that have the vLLM CPU build, and
 torch and transformers (bench/peers/setup.sh makes both). Every engine gets the same float32
-weights and the same prompts, in one process without a server, greedy, end ignored; peers compute
-in float32 and again in bfloat16. Loads: batches that come together, a long prompt's first token,
-and a trace of mixed lengths, ShareGPT's by a quarter, that comes all at once. A peer that is
-missing, fails or takes more than --peer-limit or --bf16-limit seconds is noted with the reason,
-beside what it gave until then.
+weights and the same prompts, in one process without a server, with greedy sampling and without
+stopping at the end-of-sequence token; peers compute in float32 and again in bfloat16. Loads:
+batches of requests that arrive together, the first token of a long prompt, and a trace that arrives
+all at once, with lengths distributed as ShareGPT's times a quarter. A peer that is missing, fails
+or takes more than --peer-limit or --bf16-limit seconds is noted with the reason, beside its figures
+so far.
 
-The limits are measured in the same run: bytes of the weights over the speed of reading memory,
-FLOPs of the weights over the speed of a large float32 matmul. Host work is what a turn of the loop
-takes beside waiting for the device; idle is what the device waits for the host. --decode-steps N
-also measures both with N steps a dispatch, as figures a step. The last line is one flat JSON
-object.
+The limits are measured in the same run: bytes of the weights over the rate of reading memory, FLOPs
+of the weights over the rate of a large float32 matmul. Host work is the time of a turn of the loop
+without waiting for the device; idle is the time for which the device waits for the host.
+--decode-steps N also measures both with N decode steps a dispatch, as figures a step. The last line
+is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,14 +36,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from safetensors.numpy import save_file
 
 from bench.common import demo_weights
+from bench.common.figures import print_figures
+from bench.engine.host_work import host_work
+from bench.engine.toy_model import write_toy
 from bench.peers.rates import Generate, Job, OnToken, measure
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
-from jaxserve.engine.device.pending_step import PendingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "bench" / "peers"
@@ -54,103 +54,6 @@ PEER_SCRIPTS = {
 TRACE_SCALE = 0.25
 PROMPT = 128
 TTFT_PROMPT = 1024
-TOY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "vocab_size": 256,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-}
-
-
-def toy(folder: Path) -> Path:
-    """A model of one small layer, where the host's work is most of a step."""
-    rng = np.random.default_rng(0)
-    prefix = "model.layers.0."
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (256, 64)}
-    shapes |= {f"{prefix}self_attn.{n}_proj.weight": (64, 64) for n in "qkvo"}
-    shapes |= {f"{prefix}mlp.{n}_proj.weight": (64, 64) for n in ("gate", "up", "down")}
-    weights = {n: rng.standard_normal(s).astype(np.float32) * 0.1 for n, s in shapes.items()}
-    for norm in (f"{prefix}input_layernorm", f"{prefix}post_attention_layernorm", "model.norm"):
-        weights[f"{norm}.weight"] = np.ones(64, np.float32)
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(TOY))
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
-    vocabulary = {f"w{i}": i for i in range(256)}
-    Tokenizer(WordLevel(vocabulary)).save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def prompts(count: int, length: int, vocab: int) -> list[list[int]]:
-    """Different prompts, so that no two share a cached block."""
-    rng = np.random.default_rng(count)
-    return rng.integers(10, vocab - 10, (count, length)).tolist()
-
-
-class HostClock:
-    """Times the turns of a loop, less what they wait for the device."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.turns: list[float] = []
-        self._waited = 0.0
-        core, wait = llm.core, PendingStep.wait
-
-        def timed_wait(handle: PendingStep) -> Any:
-            begin = time.perf_counter()
-            jax.block_until_ready(handle.output.ids)
-            self._waited += time.perf_counter() - begin
-            return wait(handle)
-
-        def timed_step() -> Any:
-            begin, self._waited = time.perf_counter(), 0.0
-            outputs = step()
-            self.turns.append(time.perf_counter() - begin - self._waited)
-            return outputs
-
-        step = core.step
-        core.step = timed_step  # type: ignore[method-assign]
-        PendingStep.wait = timed_wait  # type: ignore[method-assign]
-
-
-def host_work(llm: LLM, name: str, running: int, tokens: int) -> dict[str, float]:
-    """Microseconds a step of host work and of an idle device, with so many decodes running, and
-    the tokens a second that they give."""
-    clock = HostClock(llm)
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    batch = prompts(running, 16, 256)
-    for i, prompt in enumerate(batch):
-        llm.core.submit(llm._validator.submission(f"{name}{i}", prompt, params))
-    while llm.core.stats.waiting or not clock.turns:
-        llm.core.step()
-    clock.turns.clear()
-    before = llm.core.report().idle_s
-    given, begin = 0, time.perf_counter()
-    while llm.core.stats.running == running and given < running * (tokens - 20):
-        given += sum(len(output.token_ids) for output in llm.core.step())
-    wall, steps = time.perf_counter() - begin, given / running
-    idle = llm.core.report().idle_s - before
-    for i in range(running):
-        llm.core.abort(f"{name}{i}")
-    while llm.core.has_work:
-        llm.core.step()
-    a_turn = llm.config.decode_steps
-    turns = sorted(seconds / a_turn for seconds in clock.turns[: round(steps / a_turn)])
-    return {
-        f"{name}_r{running}_host_p50_us": round(statistics.median(turns) * 1e6, 1),
-        f"{name}_r{running}_host_p99_us": round(turns[int(len(turns) * 0.99)] * 1e6, 1),
-        f"{name}_r{running}_idle_us": round(idle / steps * 1e6, 1),
-        f"{name}_r{running}_step_us": round(wall / steps * 1e6, 1),
-        f"{name}_r{running}_tok_s": round(given / wall, 1),
-    }
 
 
 def ours(llm: LLM) -> Generate:
@@ -167,7 +70,8 @@ def ours(llm: LLM) -> Generate:
 
 
 def limit(batch: int, weight_bytes: int, read: float, flops: float) -> float:
-    """Decode tokens a second if a step only read the weights, or only multiplied by them."""
+    """Decode tokens a second if a step only read the weights or only multiplied by them, whichever
+    takes longer."""
     return batch / max(weight_bytes / read, batch * weight_bytes / 4 * 2 / flops)
 
 
@@ -195,7 +99,7 @@ def _best(call: Any) -> float:
 
 
 def peer(variable: str, script: str, job: Job, limit_s: float) -> tuple[dict[str, float], str]:
-    """What a peer measured in its time, and why that isn't all ("" if it is)."""
+    """A peer's figures, and why some are missing ("" if none is)."""
     python = os.environ.get(variable)
     if python is None:
         return {}, f"not installed: {variable} isn't set (bench/peers/setup.sh)"
@@ -227,25 +131,25 @@ def peer(variable: str, script: str, job: Job, limit_s: float) -> tuple[dict[str
 
 
 def beside(figures: dict[str, Any], name: str, found: dict[str, float], reason: str) -> None:
-    """Adds a peer's figures and our ratios to them: over 1 is ahead of the peer."""
+    """Adds a peer's figures, and our speed over the peer's: above 1 we are faster."""
     for key, value in found.items():
         figures[f"{name}_{key}"] = value
         if key in figures:
-            ahead = value / figures[key] if key.endswith("_s") and "tok" not in key else None
-            figures[f"{name}_{key}_ratio"] = round(ahead or figures[key] / value, 2)
+            faster = value / figures[key] if key.endswith("_s") and "tok" not in key else None
+            figures[f"{name}_{key}_ratio"] = round(faster or figures[key] / value, 2)
     if reason:
         figures[f"{name}_note"] = reason
 
 
 def mixed_trace(count: int, scale: float) -> list[tuple[int, int]]:
-    """Lengths distributed as ShareGPT's, all times `scale`."""
+    """Lengths of prompt and answer, distributed as ShareGPT's, times `scale`."""
     draws = random.Random(0)
     lengths = (LENGTHS["sharegpt-like"].draw(draws) for _ in range(count))
     return [(max(1, round(p * scale)), max(1, round(a * scale))) for p, a in lengths]
 
 
 def our_figures(job: Job, decode_steps: int) -> dict[str, Any]:
-    """The demo model: rates, limits, the host's work."""
+    """Of the demo model: rates, limits, and the host's work."""
     read, flops = read_rate(), matmul_rate()
     figures: dict[str, Any] = {
         "read_gb_s": round(read / 1e9, 1),
@@ -280,10 +184,10 @@ def our_figures(job: Job, decode_steps: int) -> dict[str, Any]:
 
 
 def toy_figures(decode_steps: int) -> dict[str, float]:
-    """The host's work where it is most of a step."""
+    """The host's work with the toy model."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = str(toy(Path(folder)))
+        model = str(write_toy(Path(folder)))
         for name, steps in {"toy": 1, "toy_several": decode_steps}.items():
             if name == "toy" or steps > 1:
                 settings = {"max_num_seqs": 256, "kv_cache_memory": 2**26, "decode_steps": steps}
@@ -303,12 +207,14 @@ def main() -> None:
     parser.add_argument("--trace", type=int, default=48, help="requests of the mixed trace")
     parser.add_argument("--peer-limit", type=float, default=150.0, help="seconds for one peer")
     parser.add_argument("--bf16-limit", type=float, default=75.0, help="the same, in bfloat16")
-    parser.add_argument("--decode-steps", type=int, default=1, help="measure so many, too")
+    parser.add_argument(
+        "--decode-steps", type=int, default=1, help="also measure so many a dispatch"
+    )
     parser.add_argument("--skip-peers", action="store_true")
     parser.add_argument("--skip-toy", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8 tokens of 1 and 4 requests")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a peer is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a running peer is stopped
     if args.quick:
         args.tokens, args.batches, args.trace, args.skip_toy = 8, [1, 4], 0, True
     folder = demo_weights.write(demo_weights.default_folder())
@@ -327,7 +233,7 @@ def main() -> None:
                 beside(figures, f"{name}_{dtype}", found, reason)
     for name, value in figures.items():
         print(f"{name:45} {value}")
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

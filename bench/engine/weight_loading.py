@@ -3,9 +3,10 @@
     python -m bench.engine.weight_loading [--gib 1]
 
 Makes a random Llama of that size in bfloat16 in a temporary folder as safetensors, converts it to
-Orbax, and times, best of 3 with the page cache warm: a plain read into one buffer; loading each
-format into parameters as they are stored; and the same cast to float32. GB/s of stored bytes.
-convert's time includes starting Python; its peak memory includes the pages of the file it maps.
+Orbax, and times, best of 3 with the files in the page cache: a plain read into one buffer; loading
+each format into parameters as they are stored; and the same converted to float32. Rates are GB/s of
+stored bytes. convert's time includes starting Python; its peak memory includes the pages of the
+file that it maps. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from bench.common.figures import Figures, print_figures
 from checkpoints import open_checkpoint
 from checkpoints.weight_map import sources
 from jaxserve.engine.startup.loader import load_parameters, outline
@@ -81,7 +83,7 @@ def load(folder: Path, dtype: str) -> None:
 
 
 def convert(source: Path, target: Path) -> None:
-    """In a process of its own, so that its peak memory can be told."""
+    """Runs `jaxserve convert` in a process of its own, so that its peak memory can be read."""
     command = [sys.executable, "-m", "jaxserve.cli.main", "convert", str(source), str(target)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
@@ -98,15 +100,24 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         stored = open_checkpoint(hf).nbytes
         gb = stored / 1e9
+        figures: Figures = {
+            "weights_gb": round(gb, 3),
+            "convert_s": round(convert_s, 2),
+            "convert_gb_s": round(gb / convert_s, 3),
+            "convert_peak_gib": round(peak / 2**20, 2),
+        }
         print(f"{gb:.2f} GB of bfloat16; on disk: Orbax {plain_read(orbax) / 1e9:.2f} GB")
         print(f"convert          {convert_s:6.2f} s  {gb / convert_s:5.2f} GB/s", end="")
         print(f"  peak host memory {peak / 2**20:.2f} GiB")
         for name, folder in (("safetensors", hf), ("orbax", orbax)):
             seconds = best(lambda folder=folder: plain_read(folder))
+            figures[f"{name}_read_gb_s"] = round(gb / seconds, 3)
             print(f"{name:12} read {seconds:5.2f} s  {gb / seconds:5.2f} GB/s")
             for dtype in ("bfloat16", "float32"):
                 seconds = best(lambda folder=folder, dtype=dtype: load(folder, dtype))
+                figures[f"{name}_load_{dtype}_gb_s"] = round(gb / seconds, 3)
                 print(f"{name:12} as {dtype:8} {seconds:5.2f} s  {gb / seconds:5.2f} GB/s")
+    print_figures(figures)
 
 
 if __name__ == "__main__":

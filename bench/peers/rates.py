@@ -1,7 +1,7 @@
 """The loads of bench/engine/throughput.py and their figures, the same code for every engine.
 
-A peer reads one Job, as JSON, from stdin and prints the figures of each load as soon as it has
-them, a line of JSON each.
+A peer's script reads one Job as JSON from stdin, and prints a line of JSON with the figures of each
+load as soon as it has them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-OnToken = Callable[[int], None]  # called with the row of each token as it comes
-# Prompts as token ids and the lengths of their answers; greedy, end ignored, all together.
+OnToken = Callable[[int], None]  # called for each new token, with its row
+# Runs all prompts (token ids) together, greedily, each to its number of output tokens.
 Generate = Callable[[list[list[int]], list[int], OnToken], None]
 
 
@@ -25,9 +25,10 @@ class Job:
 
     Args:
         model: folder of the weights.
-        batches: numbers of requests that run together, each with `prompt` and `tokens`.
+        batches: numbers of requests that run together.
+        prompt, tokens: lengths of their prompts and answers.
         ttft_prompt: length of the prompts whose first tokens are timed.
-        trace: lengths of prompt and answer, for a trace of mixed lengths that comes all at once.
+        trace: lengths of prompt and answer of requests that arrive all at once.
         max_seqs: requests that may run at once.
     """
 
@@ -53,7 +54,7 @@ def prompts(lengths: list[int], seed: int) -> list[list[int]]:
 
 
 def measure(job: Job, generate: Generate) -> Iterator[dict[str, float]]:
-    """The figures, load by load."""
+    """Runs the loads; yields the figures of each."""
     generate(prompts([16], 1), [4], lambda row: None)
     firsts = []
     for prompt in prompts([job.ttft_prompt] * 3, 2):
@@ -72,7 +73,8 @@ def measure(job: Job, generate: Generate) -> Iterator[dict[str, float]]:
 
 
 def _batch(generate: Generate, batch: int, prompt: int, tokens: int) -> dict[str, float]:
-    """Tokens a second of all, and of decoding alone: from when every row has its first token."""
+    """Output tokens a second of the whole batch, and of decoding alone: after every row has its
+    first token."""
     times: list[float] = []
     rows = set()
     all_begun = 0
@@ -97,7 +99,7 @@ def _batch(generate: Generate, batch: int, prompt: int, tokens: int) -> dict[str
 
 
 def serve(make: Callable[[Job], Generate]) -> None:
-    """A peer's main function."""
+    """The main function of a peer's script."""
     job = Job(**json.loads(input()))
     for figures in measure(job, make(job)):
         print(json.dumps(figures), flush=True)

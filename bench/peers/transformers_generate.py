@@ -16,7 +16,7 @@ from bench.peers.rates import Generate, Job, OnToken, serve
 
 
 class _Rows(BaseStreamer):
-    """Tells of each step's tokens in the rows that still want one."""
+    """Reports each step's tokens of the rows that are not complete."""
 
     def __init__(self, first: int, answers: list[int], on_token: OnToken) -> None:
         self._first, self._answers, self._on_token = first, answers, on_token
@@ -24,7 +24,7 @@ class _Rows(BaseStreamer):
 
     def put(self, value: torch.Tensor) -> None:
         for row, answer in enumerate(self._answers):
-            if 0 < self._step <= answer:  # the first call brings the prompts
+            if 0 < self._step <= answer:  # the first call has the prompts
                 self._on_token(self._first + row)
         self._step += 1
 
@@ -37,7 +37,7 @@ def make(job: Job) -> Generate:
     model.eval()
 
     def batch(prompts: list[list[int]], answers: list[int], streamer: _Rows) -> None:
-        """Padded on the left, and all of it until the longest answer is done."""
+        """Pads prompts on the left, and runs all rows until the longest answer is complete."""
         width = max(map(len, prompts))
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)

@@ -1,10 +1,11 @@
-"""transformers behind /v1/completions, for bench/peers/compare; runs in its own environment.
+"""transformers behind /v1/completions, for bench.peers.compare; runs in transformers' environment.
 
 PYTHON transformers_server.py {static,continuous} FOLDER DTYPE PORT MAX_BATCH
 
-static: generate() with whatever requests wait, at most MAX_BATCH, padded on the left; all of them
-take part until the longest is done, but each streams its tokens as they come. continuous:
-transformers' own ContinuousBatchingManager. Greedy, end ignored.
+static: generate() with the requests that wait, at most MAX_BATCH, padded on the left; a batch runs
+until its longest request is complete, and each request streams its tokens as they are sampled.
+continuous: transformers' own ContinuousBatchingManager. Sampling is greedy and does not stop at the
+end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.streamers import BaseStreamer
 
-GATHER_S = 0.01  # what came together shall run together
+GATHER_S = 0.01  # requests that arrive within this time of each other run together
 KV_TOKENS, PAGE = 23_296, 256  # 1 GiB of float32 KV of the demo model, as the other engines have
-Emit = Callable[[list[int], bool], None]  # new ids of a request, and whether they are its last
+Emit = Callable[
+    [list[int], bool], None
+]  # new token ids of a request, and whether they are its last
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Request:
 
 
 class Static:
-    """Batches of generate(), one after another, in a thread."""
+    """Runs batches of generate(), one after another, in a thread."""
 
     def __init__(self, model: Any, max_batch: int) -> None:
         self._model, self._max_batch = model, max_batch
@@ -79,13 +82,13 @@ class Static:
 
 
 class _Rows(BaseStreamer):
-    """Hands each step's ids to the rows that still want one."""
+    """Passes each step's ids to the requests that are not complete."""
 
     def __init__(self, batch: list[Request]) -> None:
         self._batch, self._step = batch, 0
 
     def put(self, value: torch.Tensor) -> None:
-        if self._step:  # the first call brings the prompts
+        if self._step:  # the first call has the prompts
             for request, token in zip(self._batch, value.tolist(), strict=True):
                 if self._step <= request.max_tokens:
                     request.emit([token], self._step == request.max_tokens)
@@ -185,7 +188,7 @@ def main() -> None:
     app.router.add_get("/health", api.models)
     app.router.add_post("/v1/completions", api.completions)
     web.run_app(app, host="127.0.0.1", port=int(port), print=None)
-    os._exit(0)  # the engines' threads would hold the process
+    os._exit(0)  # the engines' threads would keep the process running
 
 
 if __name__ == "__main__":

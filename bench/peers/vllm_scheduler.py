@@ -1,6 +1,6 @@
 """vLLM's V1 scheduler under the loads of bench/engine/scheduler_load.py; runs where vLLM is.
 
-Reads a load a line from stdin and answers each with a summary of its times, both as JSON.
+Reads one load, as JSON, from each line of stdin, and answers it with a line of JSON: its times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL = {
 
 
 class Peer:
-    """Builds the scheduler from a config file alone, and fakes the model."""
+    """vLLM's scheduler, built from a config file without weights, with a fake model."""
 
     def __init__(self, config: TraceConfig, folder: str) -> None:
         import torch

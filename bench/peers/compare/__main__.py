@@ -1,16 +1,16 @@
-"""Engines on one machine, one model and one trace, in turns: a table and a page of figures.
+"""Compares engines on one machine, one model and one trace, in turns.
 
-    python -m bench.peers.compare OUT [--rounds 2] [--engines TEXT ...] [--concurrency 1 4 8 16 32]
-                            [--rates 0.5 1 2] [--quick]
+    python -m bench.peers.compare OUT [--rounds 2] [--engines TEXT ...] [--quick]
+        [--concurrency 1 4 8 16 32] [--rates 0.5 1 2]
 
-Starts what is installed (bench/peers/setup.sh; the variables that it names), one engine at a time,
-and stops each in its tracks (SIGSTOP) while another is measured: all keep the machine to
-themselves. A round gives every engine the same requests, and no two rounds share one. Two sweeps:
-requests in flight, with prompts of 64 and answers of 32 tokens on average; and Poisson arrivals
-with lengths distributed as Alpaca's. What is measured is added to OUT/records.jsonl, so a later
-run can add rounds or engines; OUT/compare.{md,json,png,html} show all of it. An engine that is
-missing, fails, or takes more than --limit seconds for a load is named with the reason; the share
-of the processor that other programs took meanwhile is told.
+Starts the engines that are installed (by bench/peers/setup.sh, in the variables that it names) and
+pauses each (SIGSTOP) while another is measured, so that it has the machine to itself. Every engine
+gets the same requests in a round, and other ones in the next. Two sweeps: requests in flight, with
+prompts of 64 and answers of 32 tokens on average; and Poisson arrivals with lengths distributed as
+Alpaca's. Records are appended to OUT/records.jsonl, so that a later run can add rounds or engines;
+OUT/compare.{md,json,png,html} show all of them. An engine that is missing, fails, or takes more
+than --limit seconds for a load is named with the reason. The share of the processor that other
+programs used is recorded too.
 
 Limit: the load's client shares the cores with the engine. The last line is one flat JSON object.
 """
@@ -74,7 +74,7 @@ WARM_UP = Point("warm-up", 4)
 
 
 class Runner:
-    """Takes the engines through the loads."""
+    """Starts the engines and drives them through the loads."""
 
     def __init__(self, out: Path, folder: Path, limit_s: float) -> None:
         self._out, self._folder, self._limit_s = out, folder, limit_s
@@ -82,7 +82,8 @@ class Runner:
         self._servers: dict[str, ServerProcess] = {}
 
     def start(self, engine: Engine) -> str | None:
-        """Starts it, lets it answer a few requests, and pauses it; returns why it can't be had."""
+        """Starts the engine, sends it a few requests and pauses it; returns why that failed, or
+        None."""
         if engine.missing:
             return engine.missing
         log = self._out / f"{engine.name.replace(' ', '-')}.log"
@@ -103,7 +104,7 @@ class Runner:
         return None
 
     def measure(self, engine: Engine, points: list[Point], seed: int) -> None:
-        """All loads on one engine. One that takes too long is its last."""
+        """Drives one engine through all loads, up to the first that takes too long."""
         server = self._servers.get(engine.name)
         if server is None:
             return
@@ -124,7 +125,7 @@ class Runner:
         server.pause()
 
     def note(self, engine: Engine, point: Point, seed: int, reason: str) -> None:
-        """Writes down that there are no figures, and why."""
+        """Records why there are no figures."""
         record = Record(engine.name, point.sweep, point.value, seed, reason=reason)
         records.append(self._file, record)
         print(f"{engine.name:32} {reason}", flush=True)
@@ -138,7 +139,7 @@ class Runner:
     def _too_slow(self, point: Point) -> str:
         return (
             f"{point.sweep} {point.value:g} took over {self._limit_s:.0f} s; "
-            "it and what was to follow were given up"
+            "it and the loads after it were skipped"
         )
 
     def _drive(self, server: ServerProcess, point: Point, seed: int) -> Load:
@@ -152,7 +153,7 @@ class Runner:
 
 
 def figures(load: Load) -> dict[str, float]:
-    """Of the requests that were answered; `failed` counts the others."""
+    """The figures of the requests that were answered; `failed` counts the others."""
     found = summarise(load.outcomes, load.duration_s, {})
     done = [outcome for outcome in load.outcomes if outcome.error is None]
     kept = {"failed": found["failed"], "completed": found["completed"]}
@@ -168,7 +169,7 @@ def figures(load: Load) -> dict[str, float]:
 
 
 def facts_of(results: Results) -> dict[str, str]:
-    """What to know beside the figures: the machine, and what each engine is."""
+    """The machine, and each engine's version, to print with the figures."""
     facts = {"Machine": page.machine(), "Date": datetime.date.today().isoformat()}
     facts[page.OTHERS] = f"{results.worst('others_share'):.0%} at most"
     for engine in all_engines():
@@ -184,7 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="folder of records, table and figures")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--engines", nargs="*", default=[""], help="parts of their names; none only draws again"
+        "--engines", nargs="*", default=[""], help="parts of their names; without any, only draws"
     )
     parser.add_argument("--concurrency", type=float, nargs="*", default=[1, 4, 8, 16, 32])
     parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1, 2])

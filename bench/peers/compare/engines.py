@@ -1,4 +1,4 @@
-"""The engines that are compared: how each is started, and what of it is on this machine."""
+"""The engines that are compared: how each is started, and whether it is installed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ VLLM_CPU = {
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A server of one engine and one kind of arithmetic.
+    """A server of one engine, computing in one data type.
 
     Args:
-        program: its interpreter or binary; None if `variable` doesn't name one.
-        variable: of the environment, which names the program.
-        command: what follows the program, given the folder of weights and a port.
-        version: arguments that let the program print its version.
-        note: what the table has to say of its work.
+        program: its interpreter or binary; None if `variable` isn't set.
+        variable: the environment variable that names the program.
+        command: the program's arguments, given the folder of weights and a port.
+        version: arguments with which the program prints its version.
+        note: what a reader of the table must know about how it runs.
     """
 
     name: str
@@ -49,7 +49,8 @@ class Engine:
         if self.program is None:
             return f"not installed: {self.variable} isn't set (bench/peers/setup.sh makes it)"
         if not Path(self.program).exists():
-            return f"not installed: {self.variable} names {Path(self.program).name}, which is gone"
+            return
+            f"not installed: {self.variable} names {Path(self.program).name}, which does not exist"
         return None
 
     def command_line(self, folder: Path, port: int) -> list[str]:
@@ -100,7 +101,7 @@ def _print_version(*packages: str) -> tuple[str, ...]:
 
 
 def all_engines() -> list[Engine]:
-    """In the order of the table: ours first, then who computes the same in float32."""
+    """In the order of the table: ours first, then those that also compute in float32."""
     vllm, torch = "JAXSERVE_VLLM_PYTHON", "JAXSERVE_TORCH_PYTHON"
     llama = "JAXSERVE_LLAMA_SERVER"
 
@@ -123,7 +124,7 @@ def all_engines() -> list[Engine]:
             _transformers(kind, dtype),
             _print_version("transformers", "torch"),
             note={
-                "static": "generate() with a batch of all that wait, padded; streamed",
+                "static": "generate() with a batch of all waiting requests, padded; streamed",
                 "continuous": "its ContinuousBatchingManager, paged KV",
             }[kind],
         )
@@ -139,7 +140,7 @@ def all_engines() -> list[Engine]:
             llama,
             _llama,
             ("--version",),
-            note="reads the GGUF and computes with its 4-bit weights: not the same work",
+            note="reads the GGUF and computes with its 4-bit weights: less work than the others'",
         ),
         of_vllm("bfloat16"),
         of_transformers("static", "bfloat16"),

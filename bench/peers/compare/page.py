@@ -1,4 +1,4 @@
-"""One table and one page of figures from what was measured."""
+"""The tables and the page of figures of a comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLOURS = {
 }
 LINES = {"float32": "-", "bfloat16": "--", "Q4_1": ":"}
 MARKERS = {"float32": "o", "bfloat16": "s", "Q4_1": "^"}
-TITLE = "SmolLM2-135M, the same requests for all; median of the rounds, bars from least to most"
+TITLE = "SmolLM2-135M, the same requests for all; median of the rounds, bars from lowest to highest"
 OTHERS = "Other programs' share of the processor"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
@@ -67,7 +67,7 @@ def machine() -> str:
 
 
 def tables(results: Results) -> list[Table]:
-    """A table for each panel: engines down, loads across."""
+    """A table for each panel: a row for each engine, a column for each load."""
     made = []
     for sweep, figure, title, unit, _ in PANELS:
         values = results.values(sweep)
@@ -94,7 +94,7 @@ def markdown(results: Results, facts: Mapping[str, str]) -> str:
 
 
 def page(results: Results, facts: Mapping[str, str]) -> str:
-    """HTML that needs no other file."""
+    """The tables and figures as one HTML file."""
     picture = io.StringIO()
     with plt.rc_context({"svg.fonttype": "none"}):
         _draw(results, facts).savefig(picture, format="svg")
@@ -140,7 +140,7 @@ def write(folder: Path, results: Results, facts: Mapping[str, str]) -> None:
 
 def _draw(results: Results, facts: Mapping[str, str]) -> plt.Figure:
     figure, axes = plt.subplots(2, 2, figsize=(12, 9.4))
-    beside = f"other programs had {facts[OTHERS]} of the processor"
+    beside = f"other programs used {facts[OTHERS]} of the processor"
     figure.suptitle(f"{TITLE}\n{facts['Machine']}, {facts['Date']}; {beside}", fontsize=10)
     for axis, (sweep, name, title, unit, logarithmic) in zip(axes.flat, PANELS, strict=True):
         values = results.values(sweep)
@@ -170,7 +170,7 @@ def _draw(results: Results, facts: Mapping[str, str]) -> plt.Figure:
 
 
 def _line(axis: plt.Axes, results: Results, engine: str, sweep: str, name: str) -> None:
-    """The median over the rounds, with bars from the least to the most."""
+    """The median over the rounds, with bars from the lowest to the highest."""
     found = {
         value: spread
         for value in results.values(sweep)

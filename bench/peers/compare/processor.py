@@ -1,4 +1,4 @@
-"""Who has the processor: a figure taken beside other programs' work should say so."""
+"""How much of the processor other programs used while a figure was measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Others:
-    """The share of all cores that programs outside some processes take, from here on.
+    """The share of all cores that other programs use, from when this object is made.
 
     Args:
-        ours: the processes that don't count, with this one; asked at the begin and the end.
+        ours: gives the ids of processes that, like this one, don't count as other programs; called
+            at the start and at the end.
     """
 
     def __init__(self, ours: Callable[[], Iterable[int]]) -> None:

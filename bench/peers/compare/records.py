@@ -1,4 +1,4 @@
-"""What was measured, a line of JSON each; several runs may add to one file."""
+"""Measurements in a file, one line of JSON each, to which several runs may append."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One load on one engine, or why there was none.
+    """One load on one engine, or why there are no figures of it.
 
     Args:
         sweep: concurrency or rate.
         value: requests in flight, or new requests a second.
-        seed: of the trace; the same for all engines of a round.
+        seed: of the trace; all engines have the same in a round.
         reason: why there are no figures; None if there are.
     """
 
@@ -41,7 +41,7 @@ def read(file: Path) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over the rounds."""
+    """A figure's median, lowest and highest value over the rounds."""
 
     median: float
     low: float
@@ -82,11 +82,12 @@ class Results:
         return Spread(statistics.median(found), min(found), max(found))
 
     def worst(self, figure: str) -> float:
-        """The highest that a figure was in any record; 0 if none has it."""
+        """The highest value of a figure in any record; 0 if none has it."""
         return max((record.figures.get(figure, 0.0) for record in self._records), default=0.0)
 
     def reasons(self, engine: str) -> list[str]:
-        """Why figures of the engine are missing; each reason once, none that a later run mended."""
+        """Why figures of the engine are missing: each reason once, without those of loads that a
+        later run measured."""
         every = [record for record in self._records if record.engine == engine]
         measured = {(record.sweep, record.value) for record in every if record.reason is None}
         return list(

@@ -3,24 +3,25 @@ replaced by contiguous reservation and by the paper's three versions of Orca.
 
     python -m bench.paper [--quick] [--parts PART ...] [--results FILE]
 
-memory, blocks and latency: OPT-13B with 12 GB of KV on an A100, on a virtual clock: the real
-scheduler plans every step, and a roofline says how long it takes. real: the same on our engine with
-the demo model on this machine, its step times fitted, and real runs beside what the clock says of
-the same arrivals. samples and beams: blocks saved by sharing; the beams are the demo model's.
-figures: drawn from the results file, to which each part adds; they need matplotlib.
+memory, blocks and latency: OPT-13B with 12 GB of KV on an A100 in simulated time: the real
+scheduler plans every step, and a roofline model says how long it takes. real: the same with the
+demo model on this machine: a cost model is fitted to step times of the engine, and real runs are
+compared with simulations of the same arrivals. samples and beams: blocks saved by sharing; the
+beams are the demo model's. figures: drawn with matplotlib from the results file, to which every
+part adds.
 
-Limits: traces are log-normal lengths with the paper's means, minutes long where the paper's take an
-hour; the roofline knows neither kernel launches nor a host; block size has no cost but memory's.
-The last line is one flat JSON object.
+Limits: lengths are log-normal with the paper's means, and traces take minutes where the paper's
+take an hour; the roofline model leaves out kernel launches and the host; a block size costs memory
+only. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from bench.common.figures import print_figures
 from bench.paper import results as found
 from bench.paper.allocators import FASTER_TRANSFORMER, MAX, ORACLE, PAGED, POW2, SYSTEMS
 from bench.paper.clock import make_arrivals, simulate, sweep
@@ -50,7 +51,10 @@ CPU_RATES: Rates = {
     "sharegpt-like": [0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3],
     "alpaca-like": [0.5, 1, 2, 4, 6, 8, 10, 12, 14, 16],
 }
-PRESSURE = {"sharegpt-like": 2.5, "alpaca-like": 90.0}  # requests/s at which all of them queue
+PRESSURE = {
+    "sharegpt-like": 2.5,
+    "alpaca-like": 90.0,
+}  # requests/s at which requests queue with every allocator
 BLOCK_RATES = {"sharegpt-like": 2.5, "alpaca-like": 70.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REAL_RATES = (1.0, 2.0)
@@ -78,14 +82,14 @@ def curves(
             worst = 1.0 if scale == 1 else 2.0
             points[system.name] = sweep(config, system, trace, cost, tried, seconds, scale, worst)
             for rate, latency, batched in found.curve(points[system.name]):
-                told = f"{rate:6.2f} requests/s {1000 * latency:7.0f} ms/token {batched:6.1f} run"
-                print(f"{name} {trace} {system.name:18} {told}", flush=True)
+                shown = f"{rate:6.2f} requests/s {1000 * latency:7.0f} ms/token {batched:6.1f} run"
+                print(f"{name} {trace} {system.name:18} {shown}", flush=True)
         results[name][trace] = {system: found.curve(p) for system, p in points.items()}
         results[f"{name}_knees"][trace] = found.knees(points, PAGED.name)
 
 
 def memory(results: found.Results, quick: bool) -> None:
-    """Where the memory is, with more requests than any of them can take."""
+    """How each system uses the KV memory while requests queue."""
     results["memory"] = {}
     for trace in TRACES:
         arrivals = make_arrivals(trace, PRESSURE[trace], 30 if quick else SECONDS[trace])
@@ -128,15 +132,15 @@ def real(results: found.Results, quick: bool) -> None:
         for system in (PAGED, MAX):
             run = drive(llm, system, arrivals)
             steps += run.steps
-            told = simulate(CONFIG, system, arrivals, cost)
+            simulated = simulate(CONFIG, system, arrivals, cost)
             results["real"].append(
                 {
                     "system": system.name,
                     "rate": rate,
                     "latency": run.latency,
-                    "told_latency": told.latency,
+                    "simulated_latency": simulated.latency,
                     "tokens_s": run.tokens_s,
-                    "told_tokens_s": told.tokens_s,
+                    "simulated_tokens_s": simulated.tokens_s,
                 }
             )
             print(results["real"][-1], flush=True)
@@ -192,7 +196,7 @@ def main() -> None:
     figures = found.flat(found.load(args.results))
     for name, value in figures.items():
         print(f"{name:60} {value}")
-    print(json.dumps(figures))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

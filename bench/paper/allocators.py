@@ -1,8 +1,8 @@
-"""Allocators that reserve a request's KV memory whole, in place of the scheduler's block tables.
+"""Allocators that reserve all of a request's KV memory at once, in place of block tables.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
 2023, section 6.1, compare with three versions of Orca (Yu et al., 2022), which they take to use a
-buddy allocator, and with FasterTransformer. The scheduler stays as it is; its tables are replaced.
+buddy allocator, and with FasterTransformer. The scheduler is unchanged but for its tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BuddyAllocator:
     def __init__(self, size: int) -> None:
         self.size = size
         self._free: list[set[int]] = [set() for _ in range(size.bit_length())]
-        self._order: dict[int, int] = {}  # of each run that is taken, by its start
+        self._order: dict[int, int] = {}  # of each taken run, by its start
         start = 0
         for order in reversed(range(size.bit_length())):
             if size >> order & 1:
@@ -37,7 +37,8 @@ class BuddyAllocator:
         return max((1 << order for order, starts in enumerate(self._free) if starts), default=0)
 
     def take(self, count: int) -> int | None:
-        """Start of a run of at least `count` units, the lowest that leaves larger runs whole."""
+        """Takes a run of at least `count` units and returns its start, or None if there is none. It
+        splits the smallest free run that fits, the lowest of those."""
         order = found = (count - 1).bit_length()
         while found < len(self._free) and not self._free[found]:
             found += 1
@@ -52,7 +53,7 @@ class BuddyAllocator:
         return start
 
     def release(self, start: int) -> None:
-        """Gives a run back; it joins its buddy while that is free."""
+        """Frees a run, and merges it with its buddy as long as that is free."""
         order = self._order.pop(start)
         while (buddy := start ^ (1 << order)) in self._free[order]:
             self._free[order].remove(buddy)
@@ -65,7 +66,7 @@ class ReservingTables(BlockTables):
 
     Args:
         reserve: tokens to reserve for a sequence, prompt included.
-        whole_batches: admit nothing from the first token of a batch until the batch is done.
+        whole_batches: admit nothing from the first token of a batch until the batch has finished.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class System:
 
     Args:
         reserve: (prompt tokens, output tokens, longest sequence) to tokens reserved; None: paged.
-        whole_batches: batches run from begin to end, and answers are given at the end.
+        whole_batches: a batch runs until all of it has finished, and is answered then.
     """
 
     name: str

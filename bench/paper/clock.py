@@ -1,4 +1,4 @@
-"""The virtual clock: the real scheduler, with a cost model in place of the device."""
+"""Simulated time: the real scheduler, with a cost model in place of the device."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def make_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run showed.
+    """Figures of one run.
 
     Args:
         latency: mean over requests of latency / output tokens, seconds a token.
         batched: mean sequences that run, over time, while requests still arrive.
-        usage: mean shares of the pool over the same time, readings with a queue only; all 0 if
-            there never was one.
+        usage: mean shares of the pool over the same time, while requests queue; all 0 if none
+            ever did.
         tokens_s: output tokens a second, over the whole run.
         preemptions: of the whole run.
     """
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class _Means:
-    """Means over time."""
+    """Means weighted by time."""
 
     def __init__(self) -> None:
         self.batched = self.seconds = self.queued = 0.0
@@ -86,7 +86,7 @@ def simulate(
     """Runs all requests. Steps don't overlap, so plans see all results.
 
     Args:
-        to_the_end: False stops with the last arrival; latency and tokens_s mean nothing then.
+        to_the_end: False stops at the last arrival; latency and tokens_s are meaningless then.
     """
     scheduler, loads = Scheduler(config), Loads()
     system.install(scheduler)
@@ -95,7 +95,7 @@ def simulate(
     origin: dict[str, Arrival] = {}
     queue: deque[Sequence] = deque()  # in order of arrival: the policy is fcfs
     running: dict[Sequence, None] = {}
-    batch: list[Arrival] = []  # whose answers are given together
+    batch: list[Arrival] = []  # finished, but not yet answered
     means, now, latency, steps = _Means(), 0.0, 0.0, 0
     while to_come or (to_the_end and scheduler.has_unfinished):
         while to_come and to_come[0].at <= now:
@@ -138,7 +138,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A request rate and what it gave."""
+    """A request rate and the run at it."""
 
     rate: float
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""What a step costs: the virtual clock's only link to a machine."""
+"""Cost models: how long a step takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler import Sequence, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step computes, as far as its time depends on it.
+    """The amounts of work in a step on which its time depends.
 
     Args:
         rows: decode rows and chunks.
@@ -29,12 +29,12 @@ class Load:
 
     @property
     def attended(self) -> int:
-        """Pairs of a chunk's token and a token that it sees."""
+        """Pairs of a chunk's token and a token to which it attends."""
         return sum(count * start + count * (count + 1) // 2 for start, count in self.chunks)
 
 
 class Loads:
-    """Reads the load of each plan of one scheduler, in their order and without a gap."""
+    """Derives the load of each plan of one scheduler, given all plans in order."""
 
     def __init__(self) -> None:
         self._occupants: dict[int, Sequence] = {}
@@ -45,7 +45,7 @@ class Loads:
         occupants = self._occupants
         for start in plan.starts:
             occupants[start.slot] = start.sequence
-        if plan.decode_slots is self._slots:  # the same rows, a token further
+        if plan.decode_slots is self._slots:  # the same rows, one token later
             self._context += len(self._slots)
         else:
             self._slots = plan.decode_slots
@@ -62,7 +62,11 @@ class Cost(Protocol):
     """A machine with a model on it."""
 
     def seconds(self, load: Load, paged: bool) -> float:
-        """Of one step."""
+        """Time of one step.
+
+        Args:
+            paged: whether KV is read through block tables.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Roofline:
 
     Args:
         kv_bytes: of a token, in all layers.
-        pair_flops: of attention between one token and one that it sees, in all layers.
+        pair_flops: of attention between one token and one to which it attends, in all layers.
         read: bytes a second.
         compute: FLOP/s.
         attained: share of both limits that is reached. It scales all times alike, and so both axes
@@ -152,6 +156,6 @@ class Measured:
 
     def error(self, steps: list[tuple[Load, float]]) -> tuple[float, float]:
         """Median absolute relative error of a step, and the relative error of all steps' sum."""
-        told = np.array([self.seconds(load, True) for load, _ in steps])
+        modelled = np.array([self.seconds(load, True) for load, _ in steps])
         real = np.array([seconds for _, seconds in steps])
-        return float(np.median(abs(told / real - 1))), float(told.sum() / real.sum() - 1)
+        return float(np.median(abs(modelled / real - 1))), float(modelled.sum() / real.sum() - 1)

@@ -1,4 +1,4 @@
-"""The figures, each beside what the PagedAttention paper prints."""
+"""Draws the figures beside the values that the PagedAttention paper prints."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STYLE = {
     "FasterTransformer": ("tab:purple", "x"),
 }
 PARTS = {
-    "useful": ("tab:blue", "KV that is there"),
-    "reserved": ("tab:green", "reserved for tokens to come"),
+    "useful": ("tab:blue", "KV that is computed"),
+    "reserved": ("tab:green", "reserved for later tokens"),
     "internal": ("tab:orange", "internal: for tokens that never come"),
-    "external": ("tab:red", "external: rounding, pieces too small"),
+    "external": ("tab:red", "external: rounding and fragmentation"),
     "free": ("lightgray", "free"),
 }
 TITLES = {"sharegpt-like": "ShareGPT-like lengths", "alpaca-like": "Alpaca-like lengths"}
@@ -144,11 +144,11 @@ def _latency(results: Results, file: Path) -> None:
 
 
 def _real(axes: Axes, runs: list[dict[str, Any]]) -> None:
-    """Runs of the real engine, and what the clock says of the same arrivals."""
-    labels: list[str | None] = ["real engine, few arrivals", "clock, same arrivals"]
+    """Runs of the real engine, and simulations of the same arrivals."""
+    labels: list[str | None] = ["real engine, few arrivals", "simulated, same arrivals"]
     for run in runs:
         color, _ = STYLE[run["system"]]
-        found = (("latency", color, "black"), ("told_latency", "none", color))
+        found = (("latency", color, "black"), ("simulated_latency", "none", color))
         for (key, face, edge), label in zip(found, labels, strict=True):
             place = (run["rate"], 1000 * run[key])
             axes.plot(*place, "*", color=face, markersize=13, mec=edge, label=label)

@@ -1,4 +1,4 @@
-"""The real engine under the same arrivals: to fit a cost model, and to check the virtual clock.
+"""The real engine with the same arrivals: to fit a cost model, and to check the simulation.
 
 Lengths, longest sequence and pool are a quarter of the paper's, so that as many requests fit as
 there and a run takes a minute.
@@ -53,7 +53,7 @@ def open_engine() -> LLM:
 class RealRun:
     """Args:
     latency: as Outcome.latency.
-    steps: load and seconds of each turn of the loop, the host's part included.
+    steps: load and seconds of each turn of the loop, host work included.
     """
 
     latency: float
@@ -69,7 +69,7 @@ def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(10, 40_000, arrival.prompt).tolist() for arrival in arrivals]
     to_come = deque(enumerate(arrivals))
-    known: dict[int, Load] = {}  # by step, of those in flight
+    known: dict[int, Load] = {}  # of pending steps, by number
     steps: Steps = []
     latency, before, begin = 0.0, core.stats.preemptions, time.perf_counter()
     while to_come or core.has_work:
@@ -104,13 +104,13 @@ def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
 
 
 def calibrate(llm: LLM, rows_tried: tuple[int, ...] = ROWS, output: int = 12) -> Measured:
-    """A cost model of the engine, from batches that between them use every bucket."""
+    """A cost model of the engine, fitted to batches that together use every bucket."""
     steps: Steps = []
     rng = np.random.default_rng(1)
     for rows in rows_tried:
         for prompt in (10, 40) if rows > 16 else (10, 150):
             lengths = rng.integers(max(1, prompt // 2), prompt * 3 // 2, rows)
-            # Latecomers, so that chunks come beside decodes.
+            # Some arrive later, so that steps have both chunks and decodes.
             arrivals = [
                 Arrival(0.0 if i < 0.7 * rows else 0.3, int(n), output)
                 for i, n in enumerate(lengths)

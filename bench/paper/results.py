@@ -1,4 +1,4 @@
-"""What the parts found, in one JSON file from which the figures are drawn."""
+"""Results of all parts, in one JSON file from which the figures are drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bench.paper.clock import Point, rate_at
 
 Results = dict[str, Any]
-KNEE = 4.0  # "equal latency": so many times that of the paged engine at the lowest rate
+KNEE = 4.0  # "equal latency" is so many times that of the paged system at the lowest rate
 
 
 def load(file: Path) -> Results:
@@ -38,7 +38,7 @@ def curve(points: list[Point]) -> list[list[float]]:
 
 
 def knees(curves: dict[str, list[Point]], paged: str) -> dict[str, float]:
-    """Each system's rate at KNEE times the paged engine's latency at its lowest rate; NaN if it
+    """Each system's rate at KNEE times the paged system's latency at its lowest rate; NaN if it
     wasn't reached."""
     limit = KNEE * curves[paged][0].outcome.latency
     return {name: rate_at(points, limit) for name, points in curves.items()}
@@ -76,9 +76,9 @@ def flat(results: Results) -> dict[str, float]:
         key = f"real_{slug(run['system'])}_rate{run['rate']:g}"
         figures |= {
             f"{key}_latency_ms_token": 1000 * run["latency"],
-            f"{key}_clock_over_real_latency_ratio": run["told_latency"] / run["latency"],
+            f"{key}_simulated_over_real_latency_ratio": run["simulated_latency"] / run["latency"],
             f"{key}_tok_s": run["tokens_s"],
-            f"{key}_clock_over_real_tok_s_ratio": run["told_tokens_s"] / run["tokens_s"],
+            f"{key}_simulated_over_real_tok_s_ratio": run["simulated_tokens_s"] / run["tokens_s"],
         }
     return {name: float(f"{v:.4g}") for name, v in figures.items() if math.isfinite(v)}
 

@@ -1,5 +1,5 @@
-"""Blocks saved by sharing, as in the PagedAttention paper's figure 15: the share of all entries of
-block tables that needs no block of its own, summed over steps."""
+"""Blocks saved by sharing, as in the PagedAttention paper's figure 15: the share of block table
+entries that need no block of their own, summed over steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Saving:
 
 
 def parallel_saving(trace: str, samples: int, count: int) -> float:
-    """Of `count` requests of so many samples each, one request after another."""
+    """The share saved by `count` requests of so many samples each, run one after another."""
     draws, saving = random.Random(0), Saving()
     config = SchedulerConfig(num_blocks=4096, max_num_seqs=16, enable_prefix_caching=False)
     scheduler = Scheduler(config)
@@ -51,8 +51,8 @@ def parallel_saving(trace: str, samples: int, count: int) -> float:
 
 
 def beam_saving(llm: LLM, trace: str, width: int, count: int) -> float:
-    """Of `count` requests at once, each a passage of our documents that the model goes on with;
-    all have the trace's mean lengths, since beams need real steps."""
+    """The share saved by `count` beam searches at once, whose prompts are passages of our
+    documents. All have the trace's mean lengths."""
     draws, saving = random.Random(1), Saving()
     prompt, output = MEANS[trace]
     text = "\n".join(p.read_text() for p in sorted((TEXTS / "docs").glob("*.md")))

@@ -1,4 +1,4 @@
-"""Where the KV memory is: the parts of the PagedAttention paper's figure 2, in tokens."""
+"""How the KV memory is used: the parts of the PagedAttention paper's figure 2, in tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Usage:
     """Tokens of the pool; the parts add up to it.
 
     Args:
-        useful: positions whose KV is there.
-        reserved: held for tokens of the same request that will come.
-        internal: held for tokens that never come.
+        useful: positions whose KV has been computed.
+        reserved: held for later tokens of the same request.
+        internal: held for tokens that the request will never have.
         external: lost to the allocator: rounding to its run sizes, and free memory that the first
             in the queue would fit into if it were in one piece.
         free: the rest.
@@ -43,11 +43,11 @@ class Usage:
 
 
 def usage(scheduler: Scheduler, running: Iterable[Sequence], head: Sequence | None) -> Usage:
-    """Reads the pool between two steps.
+    """The usage of the pool between two steps.
 
     Args:
         running: the sequences that hold memory; they share no blocks.
-        head: the first in the queue, which isn't admitted for want of memory.
+        head: the first in the queue, which lacks the memory to be admitted.
     """
     tables = scheduler.tables
     size, capacity = tables.block_size, (scheduler.config.num_blocks - 1) * tables.block_size
@@ -56,12 +56,12 @@ def usage(scheduler: Scheduler, running: Iterable[Sequence], head: Sequence | No
         asked = len(sequence.tables[0]) * size
         if isinstance(tables, ReservingTables):
             asked = tables.reserve(sequence)
-        # The token drawn last isn't computed yet; the very last never is.
-        there = sequence.num_tokens - 1 if sequence.output_token_ids else sequence.num_computed
-        there = min(there, asked)
+        # The KV of the token sampled last is not computed yet; that of the final token never is.
+        computed = sequence.num_tokens - 1 if sequence.output_token_ids else sequence.num_computed
+        computed = min(computed, asked)
         final = min(asked, sequence.num_prompt + sequence.limit - 1)
-        useful += there
-        reserved += final - there
+        useful += computed
+        reserved += final - computed
         internal += asked - final
     if isinstance(tables, ReservingTables):
         free = tables.buddy.num_free * size

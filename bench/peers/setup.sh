@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a peer for the benchmarks to measure beside ours, from package indexes alone:
+# Installs another engine, for benchmarks to measure beside ours, from package indexes alone:
 #   bench/peers/setup.sh vllm DIR [PYTHON]          export JAXSERVE_VLLM_PYTHON=DIR/bin/python
 #   bench/peers/setup.sh transformers DIR [PYTHON]  export JAXSERVE_TORCH_PYTHON=DIR/bin/python
 #   bench/peers/setup.sh llama.cpp DIR [PYTHON]     export JAXSERVE_LLAMA_SERVER=DIR/llama-server
-# The vLLM CPU build takes 3.5 GB. llama.cpp is compiled (cmake and a C++ compiler are needed), for
-# what this processor has.
+# The vLLM CPU build takes 3.5 GB. llama.cpp is compiled for this processor's instructions,
+# which needs cmake and a C++ compiler.
 set -euo pipefail
 usage="usage: setup.sh vllm|transformers|llama.cpp DIR [PYTHON]"
 peer=${1:?$usage}
@@ -45,8 +45,8 @@ transformers() {
   "$directory/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
 }
 
-# The Python package's sources carry llama.cpp's, with its server. GGML_NATIVE=ON takes units that a
-# virtual machine may hide, and dies of an illegal instruction: what /proc/cpuinfo shows is named.
+# The Python package's sources contain llama.cpp's, with its server. GGML_NATIVE=ON may use
+# instructions that a virtual machine does not offer, so those in /proc/cpuinfo are named.
 llama.cpp() {
   "${pip[@]}" download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" \
     "llama-cpp-python==$llama_cpp_python"

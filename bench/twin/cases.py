@@ -1,4 +1,4 @@
-"""The shapes of step that are compared, each recorded from the scheduler's own plans."""
+"""The shapes of step that are compared, recorded from the scheduler's plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Sizes:
     """How much is measured.
 
     Args:
-        rows, contexts: of the decode steps, each with each.
+        rows, contexts: of the decode steps; every pair of them is a case.
         steps: decode steps of a case.
         chunks: tokens of a prompt computed in one step.
         mixed: pairs of decodes and tokens of a prompt beside them.

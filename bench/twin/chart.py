@@ -1,4 +1,4 @@
-"""The comparison as one picture."""
+"""The comparison as one figure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _title(case: str) -> str:
 def _bars(
     axes: Axes, figures: dict[str, Any], series: list[str], groups: dict[str, str], scale: float = 1
 ) -> None:
-    """One group of bars a key; {} in the figure's name stands for the series."""
+    """Draws a group of bars for each key; {} in a figure's name stands for the series."""
     width = 0.86 / len(series)
     for n, name in enumerate(series):
         label, color = SERIES[name]

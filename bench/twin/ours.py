@@ -31,11 +31,11 @@ KV_TOKENS = 36_864  # 32 sequences of 1,024 tokens, what they answer, and more
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a runner said and how long it took.
+    """What a runner sampled and how long it took.
 
     Args:
         ids: of each step, [S].
-        seconds: [passes, steps], from the host's arrays to the ids on the host.
+        seconds: [passes, steps], from the host's arrays to the sampled ids on the host.
     """
 
     ids: list[np.ndarray]
@@ -54,7 +54,7 @@ class OurRunner:
         return pages
 
     def fill_pages(self) -> None:
-        """Puts random_pages into every layer."""
+        """Fills every layer's pages with random_pages()."""
         pages = self._pages
         blocks, heads, size, dim = pages[0][0].shape
         k, v = (
@@ -68,7 +68,7 @@ class OurRunner:
             pages[i] = (jnp.array(k, dtype), jnp.array(v, dtype))
 
     def replay(self, steps: Sequence[Recorded], passes: int) -> Replay:
-        """Runs the steps `passes` times, after once to warm up unless passes is 1."""
+        """Runs the steps `passes` times, after one warm-up unless passes is 1."""
         runner, warm = self._runner, passes > 1
         seconds = []
         for _ in range(passes + warm):
@@ -103,8 +103,8 @@ class OurRunner:
 
 
 def export(model: Path, folder: Path) -> dict[str, Any]:
-    """Writes a Llama model's parameters as model.safetensors, float32 and in our shapes; what else
-    the twin must know to build it.
+    """Writes a Llama model's parameters as model.safetensors, in float32 and our shapes, and
+    returns what else PyTorch needs to build it.
 
     Raises:
         ValueError: it isn't a plain Llama.
@@ -145,7 +145,7 @@ def measure(
 ) -> tuple[dict[str, Any], int]:
     """Records the cases and replays them; figures, and the trace's output tokens.
 
-    Leaves in `folder` what the twin needs.
+    Writes into `folder` what torch_runner needs.
     """
     shape = export(checkpoints.pull(name), folder)
     elements = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]
@@ -208,7 +208,7 @@ def generate(llm: LLM, prompts: Prompts) -> tuple[list[list[int]], float]:
 
 
 def by_slot(steps: Sequence[PackedStep]) -> list[list[int]]:
-    """What each slot's sequence was answered, in no one's order; no slot is used twice."""
+    """The tokens sampled for each slot, sorted; every slot has had one sequence."""
     answers: dict[int, list[int]] = defaultdict(list)
     for step in steps:
         for slot, keep, token in zip(step.slots, step.keep, step.ids, strict=True):
@@ -218,7 +218,8 @@ def by_slot(steps: Sequence[PackedStep]) -> list[list[int]]:
 
 
 def case_figures(case: str, label: str, seconds: np.ndarray, tokens: int) -> dict[str, float]:
-    """Of a replay's seconds [passes, steps]: the median step, or the trace's tokens a second."""
+    """Figures of a replay's seconds [passes, steps]: the median step, or tokens a second of the
+    trace."""
     if case != "trace":
         return {f"{case}_{label}_ms": round(float(np.median(seconds)) * 1e3, 2)}
     total = float(seconds.sum())
@@ -226,7 +227,7 @@ def case_figures(case: str, label: str, seconds: np.ndarray, tokens: int) -> dic
 
 
 def peak_mib() -> float:
-    """Most memory so far: the device's, or on a CPU this process's."""
+    """Peak memory so far: the device's, or on a CPU this process's."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return float(stats["peak_bytes_in_use"]) / 2**20

@@ -1,6 +1,7 @@
-"""Plans of the real scheduler, recorded as the real runner packs them, while nothing is computed.
+"""Records plans of the real scheduler as the real runner packs them, without computing them.
 
-Answers have a fixed length and ignore their end, so a plan doesn't depend on what is sampled.
+Answers have a fixed length and ignore the end-of-sequence token, so that a plan does not depend on
+what is sampled.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from jaxserve.engine.device.step_batch import (
 )
 
 Prompts = list[tuple[list[int], int]]  # token ids, and the tokens of the answer
-ENDLESS = 64  # tokens of an answer that is aborted once its steps are recorded
+LONG = 64  # tokens of an answer that is aborted once its steps have been recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A step as the runner gives it to its programs: padded buffers, and the rows that count."""
+    """A step as the runner passes it to its programs: padded buffers, and the number of real
+    rows."""
 
     bucket: Bucket
     ints: np.ndarray
@@ -52,11 +54,11 @@ class Recorded:
 
     @property
     def tokens(self) -> int:
-        """Tokens that count."""
+        """Tokens that are no padding."""
         return int(self.batch.query_starts[self.rows])
 
     def packed(self, ids: np.ndarray) -> PackedStep:
-        """Without the padding; `ids` [S] are what ours sampled."""
+        """The step without padding; `ids` [S] are what ours sampled."""
         batch, draws, n, s = self.batch, DrawRows.split(self.batch.draws), self.tokens, self.rows
         placed = place(
             StepInts(*map(jnp.asarray, batch)), jnp.asarray(self.block_tables), self.block_size
@@ -77,7 +79,8 @@ class Recorded:
 
 
 class Recorder:
-    """The engine's loop with a runner that packs each step, keeps it, and says it sampled zeros."""
+    """The engine's loop with a runner that packs and records each step, and returns zeros as
+    sampled tokens."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm, self._core = llm, llm.core
@@ -133,7 +136,7 @@ class Recorder:
         """Steps of `rows` sequences that compute a token each, the first at this context."""
         with self._recording():
             self._steps = []
-            self._submit([(prompt(context - 1, i), ENDLESS) for i in range(rows)])
+            self._submit([(prompt(context - 1, i), LONG) for i in range(rows)])
             self._until(lambda: len(self._decodes(rows)) == steps)
             self._drop_all()
         return self._decodes(rows)[:steps]
@@ -146,7 +149,7 @@ class Recorder:
         decode at about this context."""
         with self._recording():
             if decodes:
-                self._submit([(prompt(context, i), ENDLESS) for i in range(decodes)])
+                self._submit([(prompt(context, i), LONG) for i in range(decodes)])
                 self._until(lambda: bool(self._steps) and self._steps[-1].tokens == decodes)
             self._steps = []
             self._submit([(prompt(tokens, decodes), 1)])

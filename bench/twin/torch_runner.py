@@ -1,12 +1,12 @@
-"""The same model in plain PyTorch, fed the same steps; runs in its own environment.
+"""The same model in plain PyTorch, given the same steps; runs in PyTorch's environment.
 
 PYTHON -m bench.twin.torch_runner FOLDER DTYPE DEVICE MODE PASSES
 
 FOLDER holds model.safetensors, model.json and plans.npz (see bench/twin/__main__.py). MODE is
-`compile` or `eager`. KV lies in pages that are gathered for scaled_dot_product_attention: decode
-rows together, padded to the longest context, and each prompt by itself. Every step's input is what
-ours sampled the step before, so that one near tie doesn't change all that follows. The last line is
-JSON.
+`compile` or `eager`. KV pages are gathered for scaled_dot_product_attention: those of decode rows
+together, padded to the longest context, and those of each prompt alone. The input of each step is
+what ours sampled in the step before, so that one near tie does not change all later tokens. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from bench.twin.trace import PackedStep, load, peak_resident_mib, random_pages
 
-SEGMENT = 5  # layers that one compiled program runs, as in ours on a CPU
+SEGMENT = 5  # layers in one compiled program, as in ours on a CPU
 Pair = tuple[torch.Tensor, torch.Tensor]
 Layer = tuple[torch.Tensor, ...]
 
@@ -70,7 +70,7 @@ class Twin:
         self.eps, self.page = shape["eps"], shape["block_size"]
 
         def take(name: str, inputs: int | None = None) -> torch.Tensor:
-            """A parameter; a matrix as F.linear wants it, [out, in]."""
+            """A parameter; a matrix in the layout of F.linear, [out, in]."""
             value = weights[name]
             if inputs is not None:
                 value = value.reshape(-1, inputs)
@@ -140,7 +140,7 @@ class Twin:
         parts = []
         if batch.decodes:
             k, v = (self._gather(p, batch.tables) for p in (k_pages, v_pages))
-            # The heads of a group look at the same keys, as query tokens of one head would.
+            # The query heads of a group share their keys, as query tokens of one head do.
             own = q[: batch.decodes]
             out = F.scaled_dot_product_attention(own, k, v, attn_mask=batch.seen)
             parts.append(out.flatten(1))
@@ -205,14 +205,19 @@ def to_device(step: PackedStep, last: torch.Tensor, page: int, device: str) -> B
 
 
 class Differences:
-    """How the twin's logits judge what ours sampled."""
+    """How far PyTorch's logits of our sampled tokens are below its largest ones.
+
+    Args:
+        equal, rows: sampled tokens that have the largest logit, of how many.
+        gap: the largest difference.
+    """
 
     def __init__(self) -> None:
         self.equal = self.rows = 0
         self.gap = 0.0
 
     def take(self, logits: torch.Tensor, step: PackedStep) -> None:
-        """Of rows that sample: is ours the twin's too, and if not, how far below it lies."""
+        """Compares the sampled rows of one step."""
         ids = torch.from_numpy(step.ids).long().to(logits.device)
         own = torch.from_numpy(step.keep).to(logits.device) > 0
         top, best = logits.float().max(-1)
@@ -230,10 +235,10 @@ def replay(
     slots: int,
     device: str,
 ) -> tuple[list[list[float]], Differences]:
-    """Seconds [passes + 1, steps], the first pass to warm up; one pass has none.
+    """Seconds [passes + 1, steps], the first pass being a warm-up; a single pass has none.
 
     Args:
-        decode: what runs a segment of a pure decode step; others run as they are.
+        decode: runs a segment of a pure decode step, perhaps compiled; other steps run eagerly.
         slots: rows of the table of last tokens.
     """
     seconds, differences = [], Differences()

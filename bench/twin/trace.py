@@ -1,6 +1,6 @@
-"""Steps as both runners replay them: what the scheduler's plans become once packed, no padding.
+"""Packed steps without padding, as both runners replay them.
 
-Needs NumPy alone, so that an interpreter with torch but none of ours reads it.
+Needs only NumPy, so that an interpreter with torch but without our packages can use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def peak_resident_mib() -> float:
-    """Most memory that this process has had. (getrusage's figure begins at its parent's.)"""
+    """The peak resident memory of this process. (getrusage starts with that of its parent.)"""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
@@ -28,8 +28,8 @@ class PackedStep(NamedTuple):
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
         block_tables: [S, W].
-        slots: [S], whose last token a row's sampled one becomes.
-        keep: [S], 1 where it does.
+        slots: [S], where each row's sampled token is kept as the last one.
+        keep: [S], 1 where the sampled token is kept.
         ids: [S], what ours sampled.
     """
 
@@ -77,8 +77,8 @@ def load(file: Path) -> dict[str, list[PackedStep]]:
 
 
 def random_pages(tokens: int, kv_heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values [tokens, K, D] float32 that both runners' pools hold, in every layer, before
-    a case begins: contexts that nobody has to compute."""
+    """Keys and values [tokens, K, D] float32 that fill both runners' pools in every layer before a
+    case starts, so that no contexts need to be computed."""
     rng = np.random.default_rng(0)
     k, v = rng.standard_normal((2, tokens, kv_heads, head_dim), np.float32)
     return k, v

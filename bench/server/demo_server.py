@@ -12,7 +12,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.common.server_process import ServerProcess
-from jaxserve.bench.sse import EventReader
+from jaxserve.bench.event_reader import EventReader
 
 MODEL = "smollm2-135m"
 FLAGS = (

@@ -40,9 +40,14 @@ def fault(module: str, name: str) -> str:
 
 
 def main() -> None:
-    for file, module, name in imports():
-        if module.partition(".")[0] in OURS and (wrong := fault(module, name)):
-            print(f"{file}: {wrong}")
+    faults = {
+        (file, fault(module, name)): None
+        for file, module, name in imports()
+        if module.partition(".")[0] in OURS
+    }
+    for file, text in faults:
+        if text:
+            print(f"{file}: {text}")
 
 
 def test_every_import_of_ours_resolves() -> None:

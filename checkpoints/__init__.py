@@ -1,4 +1,4 @@
-"""Models in: found or fetched by name (`pull`), then opened under one interface."""
+"""Checkpoints: found or downloaded by name (`pull`), then opened under one interface."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         ModelNotFoundError: nothing is there, or a folder without a model in it.
-        UnsupportedModelError: it asks for something that isn't implemented.
+        UnsupportedModelError: it needs something that isn't implemented.
         CheckpointError: it is damaged or doesn't match its config; names the tensor or file.
     """
-    # The readers' imports take a third of a second: the tokenizer needs none of them.
+    # The readers take a third of a second to import, and the tokenizer needs none of them.
     if (path / "jaxserve.json").exists():
         from checkpoints.orbax_folder import OrbaxCheckpoint
 

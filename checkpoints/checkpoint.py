@@ -23,18 +23,18 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Checkpoint(ABC):
-    """An opened checkpoint. Opening reads headers only and checks every name and shape."""
+    """An opened checkpoint. Opening it reads headers only, and checks every name and shape."""
 
     path: Path
     config: ModelConfig
-    packed: bool = False  # the experts are stored as MXFP4
+    packed: bool = False  # whether the experts are stored as MXFP4
 
     @abstractmethod
     def shapes(self) -> Shapes:
         """Shapes by Hugging Face name; a linear weight is [out, in]."""
 
     def parameters(self) -> dict[tuple[Hashable, ...], Source]:
-        """Which tensors make each parameter of the model."""
+        """From which tensors each parameter of the model is made."""
         from checkpoints.weight_map import sources  # imports Flax, which a tokenizer doesn't need
 
         return sources(self.config, self.packed)
@@ -42,11 +42,11 @@ class Checkpoint(ABC):
     def parameter(
         self, path: tuple[Hashable, ...], shardings: Shardings | None = None
     ) -> np.ndarray | jax.Array:
-        """One parameter of the model, made of its tensors.
+        """One parameter of the model.
 
         Args:
-            shardings: where parameters shall lie. A format that can read a part reads it straight
-                to its device; the others give the whole in host memory.
+            shardings: where parameters are to be placed. A format that can read parts reads each
+                straight to its device; the others return the whole in host memory.
 
         Raises:
             CheckpointError: a tensor is missing or damaged.
@@ -55,12 +55,12 @@ class Checkpoint(ABC):
         tensors = [self.read(name) for name in source.tensors]
         kind = tensors[0].dtype
         if kind == ml_dtypes.bfloat16 and all(t.dtype == kind for t in tensors):
-            # NumPy moves types that it doesn't know one element at a time.
+            # NumPy copies types that aren't its own element by element, which is slow.
             return source.build(*(t.view(np.uint16) for t in tensors)).view(kind)
         return source.build(*tensors)
 
     def describe(self, path: tuple[Hashable, ...]) -> str:
-        """The tensors that make a parameter, for messages."""
+        """Names of the tensors that a parameter is made from, for messages."""
         return ", ".join(self.parameters()[path].tensors)
 
     @abstractmethod
@@ -83,10 +83,10 @@ class Checkpoint(ABC):
 def check_shapes(
     path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig, packed: bool = False
 ) -> None:
-    """Holds a checkpoint's tensors against its config.
+    """Checks a checkpoint's tensors against its config.
 
     Args:
-        packed: the experts are stored as MXFP4.
+        packed: whether the experts are stored as MXFP4.
 
     Raises:
         CheckpointError: names the first tensor that is missing, extra or of another shape.
@@ -106,6 +106,4 @@ def check_shapes(
             )
     for name in found:
         if name not in expected:
-            raise CheckpointError(
-                f"{path}: the tensor {name} has no place in {config.architecture}"
-            )
+            raise CheckpointError(f"{path}: the tensor {name} is not part of {config.architecture}")

@@ -1,4 +1,4 @@
-"""convert: any checkpoint to an Orbax folder, with what it takes to serve it."""
+"""convert: writes any checkpoint as an Orbax folder that can be served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = "vocabulary.gguf"
 
 
 def convert(path: Path, target: Path, dtype: str | None, progress: bool = False) -> None:
-    """Writes the checkpoint at path as an Orbax folder at target, whole or not at all.
+    """Writes the checkpoint at path as an Orbax folder at target; after an error there is none.
 
     Args:
         dtype: of the weights; None keeps what is stored (float32 for GGUF). int8 quantises the
@@ -27,7 +27,7 @@ def convert(path: Path, target: Path, dtype: str | None, progress: bool = False)
 
     Raises:
         ModelError: the checkpoint can't be read.
-        ConfigError: target is there already.
+        ConfigError: target exists already.
     """
 
     def add_files(folder: Path) -> None:
@@ -43,7 +43,7 @@ def convert(path: Path, target: Path, dtype: str | None, progress: bool = False)
 
 
 def _copy_settings(source: Path, folder: Path) -> None:
-    """Everything in a Hugging Face folder that isn't weights."""
+    """Copies what a Hugging Face folder has besides weights."""
     for pattern in _WANTED:
         for file in source.glob(pattern):
             if file.match(_WEIGHTS):
@@ -53,6 +53,6 @@ def _copy_settings(source: Path, folder: Path) -> None:
 
 
 def _copy_head(source: Path, target: Path, size: int) -> None:
-    """The metadata of a GGUF file, with its vocabulary and chat templates, without its tensors."""
+    """Copies the metadata of a GGUF file, with vocabulary and chat templates, without tensors."""
     with source.open("rb") as file:
         target.write_bytes(file.read(size))

@@ -1,4 +1,4 @@
-"""generation_config.json: the ids that end an output, and how the model's makers sample."""
+"""generation_config.json: the ids that end an output, and the model's sampling defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from checkpoints.json_file import read_json
 from jaxserve.models.fields import TOKEN_IDS, number, token_ids, whole
 
 FILE = "generation_config.json"
-# Those that vLLM takes too; `do_sample` is left aside, as there.
+# The fields that vLLM reads too; as there, `do_sample` is ignored.
 _SAMPLING = {
     "temperature": number(0, 2),
     "top_p": number(0, 1, above=True),
@@ -20,7 +20,7 @@ _SAMPLING = {
 
 
 def read_eos_token_ids(path: Path) -> tuple[int, ...]:
-    """Ids that end an output; none without the file.
+    """Ids that end an output; empty without the file.
 
     Raises:
         CheckpointError: the file is damaged; names the field.
@@ -30,10 +30,10 @@ def read_eos_token_ids(path: Path) -> tuple[int, ...]:
 
 
 def read_sampling_defaults(path: Path) -> dict[str, Any]:
-    """Values of SamplingParams' fields that the model asks for where a request says nothing.
+    """The model's values for fields of SamplingParams that a request leaves unset.
 
     Args:
-        path: a checkpoint; only a Hugging Face folder, or one converted from such, has any.
+        path: a checkpoint. Only a Hugging Face folder, or one converted from one, has any.
 
     Raises:
         CheckpointError: the file is damaged, or a value is out of range; names the field.

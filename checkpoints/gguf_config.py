@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the config.json that Hugging Face would have for the model."""
+"""Translates the metadata of a GGUF file to the config.json that Hugging Face has for the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
-MIXTRAL = "MixtralForCausalLM"  # llama.cpp's llama, with experts
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling: what each frequency is divided by
+MIXTRAL = "MixtralForCausalLM"  # in GGUF: llama, with experts
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling: the divisor of each frequency
 _F32 = 0
 _GEMMA3_27B_LAYERS = 62
 
 
 def hf_config(header: GGUFHeader) -> dict[str, Any]:
-    """The model's shape.
+    """The fields of config.json.
 
     Raises:
         UnsupportedModelError: an architecture or a feature that isn't implemented.
@@ -55,7 +55,7 @@ def hf_config(header: GGUFHeader) -> dict[str, Any]:
     for feature, present in refused.items():
         if present:
             raise UnsupportedModelError(f"{header.path}: {feature} isn't implemented for GGUF")
-    # llama.cpp ends an output at either.
+    # llama.cpp ends an output at either of them.
     ends = (header.token_id("eos"), header.token_id("eot"))
     config = {
         "architectures": [ARCHITECTURES[name]],
@@ -93,7 +93,8 @@ def _experts(header: GGUFHeader, name: str, experts: int) -> dict[str, Any]:
 
 
 def _gemma3(header: GGUFHeader, config: dict[str, Any]) -> dict[str, Any]:
-    # The file doesn't say: llama.cpp knows the one size that scales by another number.
+    # The file doesn't have it. As in llama.cpp, the one size with another value is known by its
+    # number of layers.
     of_27b = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
     per_head = config["hidden_size"] // max(config["num_attention_heads"], 1)
     return {

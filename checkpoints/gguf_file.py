@@ -1,4 +1,4 @@
-"""GGUF files by memory map, dequantised when read."""
+"""GGUF files: mapped into memory, dequantised when a tensor is read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GEMMA_LAYER = _LAYER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# With experts: the router, and tensors of all experts, each of which is Hugging Face's {}.
+# With experts: the router, and one tensor for all experts where Hugging Face has one for each ({}).
 _QWEN_LAYER = _LAYER | {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -59,13 +59,13 @@ _NAMES = {
     "Qwen3MoeForCausalLM": _QWEN_LAYER,
     MIXTRAL: _MIXTRAL_LAYER,
 }
-# gguf dequantises 16 rows at a time; rows of this many values make that a cache-sized piece
-# (3 times faster than the model's own narrow rows).
+# gguf dequantises 16 rows at a time. With rows of this many values they just fit into the cache (3
+# times faster than with the model's own narrow rows).
 _WIDE_ROW = 16_384
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file or the parts of one model; tensors come out as float32 in HF's layout."""
+    """A GGUF file or the parts of one model; tensors are read as float32 in HF's layout."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
@@ -118,14 +118,14 @@ class GGUFCheckpoint(Checkpoint):
         return self.config.architecture == "Gemma3ForCausalLM"
 
     def _in_hf_layout(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Undoes what llama.cpp's converter does to a family."""
+        """Reverses what llama.cpp's converter did to the tensors of a family."""
         if self.config.architecture in ("LlamaForCausalLM", MIXTRAL):
             if name.endswith("q_proj.weight"):
                 return _unpermute(values, self.config.num_attention_heads)
             if name.endswith("k_proj.weight"):
                 return _unpermute(values, self.config.num_key_value_heads)
         if self._is_gemma and "norm" in name:
-            return values - 1  # the file has the factor, Hugging Face what it exceeds 1 by
+            return values - 1  # the file has the factor, Hugging Face the factor minus 1
         return values
 
     @property
@@ -134,7 +134,7 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def hf_name(name: str, names: Mapping[str, str] = _LAYER) -> str:
-    """Hugging Face's name of a tensor; an unknown name stays as it is."""
+    """Hugging Face's name of a tensor; an unknown name is returned unchanged."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         layer, part, kind = match.groups()
         return f"model.layers.{layer}.{names[part]}.{kind}" if part in names else name
@@ -143,7 +143,7 @@ def hf_name(name: str, names: Mapping[str, str] = _LAYER) -> str:
 
 
 def _one_by_one(path: Path, name: str, tensor: GGUFTensor, experts: int) -> dict[str, GGUFTensor]:
-    """A tensor of all experts [X, ...] as one for each of them; any other as it is."""
+    """Splits a tensor of all experts [X, ...] into one for each; returns any other unchanged."""
     if "{}" not in name or tensor.shape[0] != experts:
         return {name: tensor}
     nbytes = _tensor_nbytes(path, name, tensor) // experts
@@ -154,7 +154,7 @@ def _one_by_one(path: Path, name: str, tensor: GGUFTensor, experts: int) -> dict
 
 
 def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes llama.cpp's reordering of q and k rows ([out, in]).
+    """Reverses llama.cpp's reordering of the rows of q and k ([out, in]).
 
     llama.cpp rotates neighbouring pairs, so its converter interleaves the two halves of each
     head; Hugging Face rotates (i, i + D/2), the half-split order.

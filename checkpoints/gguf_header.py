@@ -1,4 +1,4 @@
-"""The head of a GGUF file: metadata and the list of tensors. Standard library only, since the
+"""The header of a GGUF file: metadata and the list of tensors. Standard library only, since the
 server process reads vocabularies with it; 49,152 tokens take some tens of milliseconds.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3).
@@ -38,11 +38,11 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where a tensor's data is.
+    """A tensor's type and place in a file.
 
     Args:
         path: the file; a model in several parts has one for each.
-        shape: slowest dimension first, as NumPy; the file has it the other way round.
+        shape: slowest dimension first, as in NumPy; the file has the reverse order.
         ggml_type: number of the GGML type.
         offset: bytes from the beginning of the file.
     """
@@ -82,7 +82,7 @@ class GGUFHeader:
         return value
 
     def get(self, key: str, kind: type[T], default: D) -> T | D:
-        """As require, or the default where the file doesn't have it."""
+        """As require(), or the default if the file doesn't have it."""
         return self.require(key, kind) if key in self.metadata else default
 
     def token_id(self, name: str) -> int | None:
@@ -95,7 +95,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Reads everything before the tensors' data; of a model in parts, that of all parts.
+    """Reads everything that comes before the tensors' data; for a model in parts, of all parts.
 
     Args:
         path: the file, or the first one of several (`...-00001-of-00003.gguf`).
@@ -205,7 +205,7 @@ class _Cursor:
         return [self.value(item_kind) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
-        """As string() count times; a vocabulary has 100,000 of them, so the loop is bare."""
+        """Calls of string(), `count` of them, inlined: a vocabulary has 100,000."""
         data, position = self._data, self.position
         unpack = struct.Struct("<Q").unpack_from
         strings = []

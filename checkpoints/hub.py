@@ -1,4 +1,4 @@
-"""pull: from what a user calls a model to a local path, fetching it when need be."""
+"""pull: the local path of a model by its name; downloads it if it isn't there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(_REPO)
 _HUB_FILE = re.compile(rf"({_REPO})[:/](.+\.gguf)")
 _WANTED = ["*.json", "*.jinja", "*.safetensors"]
-# The same weights once more, in their makers' own layouts.
+# Other copies of the weights, in other layouts.
 _UNWANTED = ["original/*", "onnx/*", "consolidated*"]
 
 
@@ -23,11 +23,11 @@ def pull(model: str) -> Path:
     Args:
         model: a local folder or GGUF file, a packaged name (`smollm2-135m`), a hub name
             (`owner/name`), or a GGUF file on the hub (`owner/name:file.gguf`). The hub's own
-            HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE hold.
+            variables HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE apply.
 
     Raises:
         ModelNotFoundError: says what to change.
-        CheckpointError: a packaged model came damaged.
+        CheckpointError: the download of a packaged model is damaged.
     """
     check_name(model)
     path = Path(model).expanduser()
@@ -41,18 +41,18 @@ def pull(model: str) -> Path:
 
 
 def check_name(model: str) -> None:
-    """Raises ModelNotFoundError for what pull() can't have, as far as a glance can tell: without a
-    look at the network."""
+    """Raises ModelNotFoundError for a name that pull() can't find: checks its form and local files,
+    not the network."""
     hub = _HUB_FILE.fullmatch(model) or (_HUB_NAME.fullmatch(model) and not model.endswith(".gguf"))
     if not (hub or model in PACKAGED or Path(model).expanduser().exists()):
         raise ModelNotFoundError(
-            f"{model}: no such folder or file, and not a name to fetch; packaged models: "
+            f"{model}: no such folder or file, and not a name to download; packaged models: "
             f"{', '.join(PACKAGED)}; hub models: owner/name or owner/name:file.gguf"
         )
 
 
 def _from_hub(repo: str, file: str | None) -> Path:
-    # Half a second of imports that a local model doesn't need.
+    # Takes half a second to import, and a local model doesn't need it.
     from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
 
     try:

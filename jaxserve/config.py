@@ -1,4 +1,4 @@
-"""Every setting, once: frozen, validated, with units."""
+"""All settings of the engine and the server: frozen dataclasses, validated, with units."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ class EngineConfig:
         max_model_len: most tokens of prompt and output together; None takes the model's own.
         max_num_seqs: most sequences that run at once; None is 256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: token budget of a step; None is 8,192 on a GPU, 512 on a CPU.
-        block_size: tokens a KV block holds; on a CPU, 8 are read by XLA, slower.
+        block_size: tokens a KV block holds. On a CPU, blocks of 8 are read by XLA, which is slower.
         kv_cache_memory: bytes of the KV pool; None is 1 GiB on a CPU, and on a GPU what
             gpu_memory_utilization leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use.
         max_queued_requests: requests that may wait; more are refused as overload.
-        scheduling_policy: who waits first: "fcfs", "priority" (a request's own number) or
-            "longest-prefix" (the most cached tokens).
-        enable_prefix_caching: reuse the KV of prompts that begin alike.
+        scheduling_policy: the order in which waiting requests start: "fcfs" (as they arrive),
+            "priority" (by a number in the request) or "longest-prefix" (most cached tokens first).
+        enable_prefix_caching: reuse the KV blocks of prompts that begin with the same tokens.
         overlap: plan and dispatch a step while the one before it runs.
-        decode_steps: tokens that each row gets in one dispatch to the device, while nobody waits
-            and none of them can end an output; above 1 each size of a decode is one program more.
-        batch_invariant: a request's tokens and logprobs are the same bits alone and in any company.
-            Without it they are wherever at least two requests run; a request alone has a shape of
-            its own, 1.5 times as fast. CPU only, and for hidden sizes from 256 on (XLA:CPU treats
-            smaller arrays in other ways).
+        decode_steps: tokens that each row gets in one dispatch to the device, while no request
+            waits and none of these tokens can end an output. Above 1, one more program is compiled
+            for each decode size.
+        batch_invariant: a request's tokens and logprobs have the same bits whether it runs alone
+            or with others. Without this, they have in all batches of two requests and more; a
+            request that runs alone is computed by other programs, 1.5 times as fast. CPU only, and
+            for hidden sizes from 256 on (XLA:CPU compiles smaller arrays in other ways).
         forbid_compile: raise instead of compiling after ready.
-        seed: base of the seeds of requests that bring none.
+        seed: from which the seeds of requests without one are drawn.
         generation_config: "auto" takes what requests leave unset from the model's own
-            generation_config.json; "none" leaves that file aside, its EOS ids excepted.
+            generation_config.json; "none" reads nothing but EOS ids from that file.
     """
 
     model: str = DEFAULT_MODEL
@@ -103,7 +104,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1; it was {value}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
-                "max_model_len must be at least 2, a token in and a token out; "
+                "max_model_len must be at least 2, one prompt token and one output token; "
                 f"it was {self.max_model_len}"
             )
         if self.block_size < 8 or self.block_size & (self.block_size - 1):
@@ -118,7 +119,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How the HTTP server listens.
+    """Settings of the HTTP server.
 
     Args:
         served_model_names: names that requests may use; the first is the one reported.
@@ -127,28 +128,28 @@ class ServerConfig:
         max_choices: most choices (prompts of a batch) in one request.
         max_logprobs, max_stop_strings: most of them in one request.
         max_output_tokens: most tokens of a choice; None leaves it to the model's context.
-        tool_call_parser: how the model writes calls of tools; "auto" goes by its chat template.
-        reasoning_parser: how the model marks its reasoning; "auto" goes by its chat template.
+        tool_call_parser: format of the model's tool calls; "auto" takes it from the chat template.
+        reasoning_parser: how the model marks its reasoning; "auto" takes it from the chat template.
         chat_template: a file with a chat template to use instead of the model's own.
-        api_workers: processes that serve HTTP, all on one port and in front of one engine.
-        drain_timeout: seconds that running requests have to finish once a stop is asked for.
-        stall_timeout: seconds without a sign of life from an engine that has work, after which
-            /health answers 503; a step that the device still computes has ten times as long.
-        engine_restarts: how often the engine process is started anew when it dies; after that the
-            server ends.
-        api_key: keys of which requests must bring one; those of api_key_file (one a line) and of
-            $JAXSERVE_API_KEY (separated by commas) count too. Without any, all are let in.
-        salt_cache_by_key: let only requests with the same key share cached text.
+        api_workers: HTTP server processes; they share one port and one engine.
+        drain_timeout: seconds that running requests have to finish when the server is told to stop.
+        stall_timeout: seconds without a message from an engine that has work, after which /health
+            answers 503; ten times as long while the device computes a step.
+        engine_restarts: how often the engine process is restarted when it dies; after that the
+            server exits.
+        api_key: keys, one of which each request must send. Those in api_key_file (one a line) and
+            $JAXSERVE_API_KEY (separated by commas) are added. With none at all, no key is needed.
+        salt_cache_by_key: share cached prefixes only between requests with the same key.
         ssl_certfile, ssl_keyfile: serve HTTPS with this certificate.
         ssl_ca_certs: ask clients for a certificate that one of these has signed.
-        allowed_origins: web pages from there may use the server; "*" is any.
-        allow_credentials: browsers may send those pages' cookies and stored passwords along.
+        allowed_origins: web pages from these origins may use the server (CORS); "*" is any.
+        allow_credentials: browsers may send cookies and passwords with those pages' requests.
         access_log: one line of JSON a request, on stderr.
         log_prompts: put the request's body into that line.
-        metrics_prefix: of the metrics that vLLM has too.
+        metrics_prefix: begins the names of the metrics that vLLM has too.
         otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) for traces.
         enable_dev_endpoints: serve /reset_prefix_cache, /server_info, /start_profile and
-            /stop_profile, which are for operators alone.
+            /stop_profile, which are for operators only.
         profile_dir: where profiles are written.
     """
 
@@ -205,7 +206,9 @@ class ServerConfig:
                 f"it was {self.metrics_prefix!r}"
             )
         if self.engine_restarts and self.api_workers > 1:
-            raise ConfigError("engine_restarts needs api_workers 1: choose one")
+            raise ConfigError(
+                "engine_restarts needs api_workers to be 1: set one of them to its default"
+            )
         if not self.stall_timeout > 0:
             raise ConfigError(f"stall_timeout must be above 0 seconds; it was {self.stall_timeout}")
         if not 0.0 <= self.drain_timeout < math.inf:

@@ -1,4 +1,4 @@
-"""One hierarchy of errors. Each message says what to change."""
+"""All errors, in one hierarchy. Each message says what to change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InvalidRequestError(JaxserveError, ValueError):
     Args:
         message: what is wrong and what to change.
         param: the request field at fault, in the API's own spelling, or None.
-        code: a word that programs can test, where OpenAI has one.
+        code: OpenAI's machine-readable code for this error, if there is one.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -42,7 +42,7 @@ class InvalidRequestError(JaxserveError, ValueError):
 
 
 class UnprocessableError(JaxserveError):
-    """Each field of the request is fine, and together they leave nothing to generate (HTTP 422)."""
+    """Each field of the request is valid, but together they allow no token (HTTP 422)."""
 
 
 class OverloadedError(JaxserveError):
@@ -50,8 +50,8 @@ class OverloadedError(JaxserveError):
 
 
 class EngineError(JaxserveError):
-    """The engine failed this one request; others go on (HTTP 500)."""
+    """This one request failed in the engine; others go on (HTTP 500)."""
 
 
 class EngineDeadError(JaxserveError):
-    """The engine process is gone: nothing can be served until it is restarted (HTTP 503)."""
+    """The engine process has ended: nothing can be served until it is restarted (HTTP 503)."""

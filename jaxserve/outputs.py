@@ -1,4 +1,4 @@
-"""What a caller gets back: pieces while a request streams, and the whole when it has ended."""
+"""What a caller gets: deltas while a request streams, and the complete output at its end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class TokenLogprobs(NamedTuple):
-    """One token under the model's own distribution, before temperature and all else.
+    """One token under the model's own distribution, before temperature and other processing.
 
     Args:
-        logprob: natural logarithm of its probability; -9999 stands for all that is less.
+        logprob: natural logarithm of its probability; -9999 if it is less than that.
         rank: 1 for the likeliest token.
-        top: (token id, logprob) of the likeliest tokens, as many as were asked for.
+        top: (token id, logprob) of the likeliest tokens, as many as the request asks for.
     """
 
     token_id: int
@@ -31,21 +31,21 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]  # the first token has none
 class CompletionDelta:
     """What was added to one choice since the last delta.
 
-    Nobody changes one; it isn't frozen because one is made for every token, and that would cost
-    three times as much.
+    Not to be changed. It isn't frozen because one is made for every token, and a frozen one takes
+    three times as long to make.
 
     Args:
         index: which of the request's choices.
         text: text to append; may be empty while bytes of a character or a possible stop string
             are held back.
-        token_ids: ids behind this step (they may run ahead of the text that is held back).
+        token_ids: the ids that were added; the text of the last ones may still be held back.
         finish_reason: None until the last delta of this choice.
         stop_reason: the stop string or stop token id that ended it; None for EOS or length.
-        logprobs: one entry a token id, if they were asked for.
-        prompt_logprobs: in the first delta of each choice, if they were asked for.
-        cached_tokens: in the first delta of a request's first choice: tokens of its prompt that
-            the prefix cache had.
-        embedding: of the prompt, [E] float32, in place of a text.
+        logprobs: one entry a token id, if the request asks for them.
+        prompt_logprobs: in the first delta of each choice, if the request asks for them.
+        cached_tokens: in the first delta of a request's first choice: prompt tokens that were
+            found in the prefix cache.
+        embedding: of the prompt, [E] float32 as bytes, instead of text.
     """
 
     index: int
@@ -60,7 +60,7 @@ class CompletionDelta:
 
     @classmethod
     def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionDelta:
-        """Deltas of one choice, in order, as one."""
+        """Joins deltas of one choice, in order, into one."""
         first, last = deltas[0], deltas[-1]
         return cls(
             last.index,
@@ -82,7 +82,7 @@ def _join_logprobs(deltas: Sequence[CompletionDelta]) -> tuple[TokenLogprobs, ..
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One finished choice. Fields as in CompletionDelta, whole instead of added."""
+    """One finished choice. Fields as in CompletionDelta, for the whole output."""
 
     index: int
     text: str
@@ -93,7 +93,7 @@ class CompletionOutput:
 
     @classmethod
     def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionOutput:
-        """The whole of one choice from all its deltas, in order; the last has a finish_reason."""
+        """Joins all deltas of one choice, in order; the last has a finish_reason."""
         whole = CompletionDelta.join(deltas)
         assert whole.finish_reason is not None
         return cls(
@@ -107,7 +107,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Log-probability of the whole output; None if logprobs weren't asked for."""
+        """Log-probability of the whole output; None without logprobs."""
         return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
@@ -116,7 +116,7 @@ class RequestOutput:
     """A finished request: its prompt and its choices.
 
     Args:
-        num_cached_tokens: tokens of the prompt that the prefix cache had.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
     """
 
     request_id: str

@@ -1,1 +1,1 @@
-"""Benchmarks: load for any OpenAI-compatible server, offline runs, start-up. `jaxserve bench`."""
+"""`jaxserve bench`: load on any OpenAI-compatible server, offline runs, start-up time."""

@@ -1,4 +1,4 @@
-"""What is asked of a server: texts, and how long the answers shall be."""
+"""Datasets: the texts of the prompts, and the length of each answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxserve.errors import ConfigError
 
 CountTokens = Callable[[str], int]
 
-# What vLLM's benchmark keeps of ShareGPT.
+# vLLM's benchmark drops what is beyond these limits from ShareGPT.
 FEWEST_TOKENS, MOST_INPUT, MOST_TOGETHER = 4, 1024, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, and the tokens that its answer may have."""
+    """A prompt, and the number of tokens of its answer."""
 
     text: str
     output_tokens: int
@@ -33,7 +33,7 @@ Conversation = tuple[Turn, ...]  # a plain request has one turn
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Log-normal lengths of prompts and answers in tokens, within what vLLM's benchmark keeps.
+    """Log-normal lengths of prompts and answers in tokens, within the limits of vLLM's benchmark.
 
     The medians are fitted so that the means are those of Kwon et al., "Efficient Memory
     Management for Large Language Model Serving with PagedAttention", 2023, figure 11; the spreads
@@ -63,10 +63,10 @@ LENGTHS = {
 def make_dataset(
     config: DatasetConfig, count_tokens: CountTokens | None = None
 ) -> list[Conversation]:
-    """The conversations, in the order in which they begin.
+    """Makes the conversations, in the order in which they are sent.
 
     Args:
-        count_tokens: needed for sharegpt-file, whose answers tell how long ours shall be.
+        count_tokens: needed for sharegpt-file, for the lengths of its answers.
 
     Raises:
         ConfigError: the file can't be read, or there is no tokenizer for it.
@@ -104,10 +104,10 @@ def _around(length: int, ratio: float, draws: random.Random) -> int:
 
 
 def _shared_prefix(config: DatasetConfig, draws: random.Random) -> list[Conversation]:
-    """Prompts of one length whose first part is one of a few.
+    """Prompts of one length that begin with one of a few prefixes.
 
-    The first prompt of a group finds nothing in the cache, so the others share more: all prompts
-    together have `hit_rate` of their tokens in it, as far as whole blocks allow.
+    The first prompt of each group finds nothing in the cache, so the shared part is made longer:
+    over all prompts `hit_rate` of the tokens are cached, apart from rounding to whole blocks.
     """
     total, groups = config.num_prompts, config.prefix_groups
     shared = round(config.hit_rate * config.input_tokens * total / (total - groups))
@@ -130,8 +130,8 @@ def _shared_prefix(config: DatasetConfig, draws: random.Random) -> list[Conversa
 def _sharegpt_file(
     file: Path, count: int, count_tokens: CountTokens, draws: random.Random
 ) -> list[Conversation]:
-    """First questions of `count` of the file's conversations, drawn without repetition; with it
-    once all are used."""
+    """The first questions of `count` of the file's conversations, in random order; repeated if the
+    file has fewer."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         pairs = list(_first_exchanges(entries))

@@ -1,11 +1,11 @@
-"""Server-sent events as they come in, in pieces of any size."""
+"""Parses server-sent events from bytes that arrive in pieces of any size."""
 
 from __future__ import annotations
 
 
 class EventReader:
-    """Puts bytes of an event stream together (WHATWG HTML, section 9.2); names, ids and comments
-    are left out."""
+    """Parses an event stream (WHATWG HTML, section 9.2); event names, ids and comments are
+    ignored."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""Drives a server: open loop (a rate of arrivals), closed loop (a concurrency), or both."""
+"""Sends load to a server: open loop (a rate of arrivals), closed loop (a concurrency), or both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxserve.bench.timed_request import Outcome, first_model, stream
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run gave.
+    """The result of a run.
 
     Args:
-        model: that was asked for.
+        model: name in the requests.
         outcomes: one a request, in the order in which they ended.
-        duration_s: from the begin to the last answer.
+        duration_s: from the beginning to the end of the last answer.
     """
 
     model: str
@@ -41,11 +41,11 @@ async def drive(
     """Sends all conversations and waits for their answers.
 
     Args:
-        warm_up: sent first, as many at once as later, and not counted.
+        warm_up: sent first, with the same concurrency, and not counted.
         on_done: called after each request that counts.
 
     Raises:
-        ConfigError: no model was named, and the server offers none.
+        ConfigError: no model was given, and the server lists none.
     """
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     async with aiohttp.ClientSession(
@@ -55,27 +55,27 @@ async def drive(
         timeout=aiohttp.ClientTimeout(total=config.request_timeout),
     ) as http:
         model = config.model or await first_model(http)
-        speaker = _Speaker(http, config, model, seed)
+        client = _ConversationClient(http, config, model, seed)
         at_once = config.max_concurrency or len(conversations)
-        await _work(speaker, iter((0.0, c) for c in warm_up), min(at_once, len(warm_up)), 0.0)
-        speaker.outcomes, speaker.on_done = [], on_done
+        await _work(client, iter((0.0, c) for c in warm_up), min(at_once, len(warm_up)), 0.0)
+        client.outcomes, client.on_done = [], on_done
         arrivals = arrival_times(
             len(conversations), config.request_rate, config.burstiness, config.ramp_up, seed
         )
         stagger_s = config.ramp_up / at_once if max(arrivals, default=0.0) == 0.0 else 0.0
         began = time.perf_counter()
         jobs = zip(arrivals, conversations, strict=True)
-        await _work(speaker, jobs, min(at_once, len(conversations)), stagger_s)
-        return Load(model, speaker.outcomes, time.perf_counter() - began)
+        await _work(client, jobs, min(at_once, len(conversations)), stagger_s)
+        return Load(model, client.outcomes, time.perf_counter() - began)
 
 
 async def _work(
-    speaker: _Speaker,
+    client: _ConversationClient,
     jobs: Iterator[tuple[float, Conversation]],
     workers: int,
     stagger_s: float,
 ) -> None:
-    """So many workers take the jobs in turn, each waiting for its time.
+    """Runs the jobs with this number of workers; each waits until its job's time.
 
     Args:
         stagger_s: seconds between the workers' first jobs.
@@ -89,15 +89,15 @@ async def _work(
         await sleep_until(number * stagger_s)
         for at, conversation in jobs:
             await sleep_until(at)
-            await speaker.hold(conversation)
+            await client.send(conversation)
 
     async with asyncio.TaskGroup() as group:
         for number in range(workers):
             group.create_task(work(number))
 
 
-class _Speaker:
-    """Holds conversations with one model of one server."""
+class _ConversationClient:
+    """Sends conversations to one model of one server."""
 
     def __init__(
         self, http: aiohttp.ClientSession, config: LoadConfig, model: str, seed: int
@@ -110,25 +110,25 @@ class _Speaker:
             "stream_options": {"include_usage": True},
         }
         if config.ignore_eos:
-            self._body["ignore_eos"] = True  # OpenAI's own servers and TGI know no such field
+            self._body["ignore_eos"] = True  # OpenAI's own servers and TGI don't have this field
         if config.temperature > 0:
             self._body["seed"] = seed
         self.outcomes: list[Outcome] = []
         self.on_done: Callable[[], object] = lambda: None
 
-    async def hold(self, conversation: Conversation) -> None:
-        """Asks each question with all that was said before it; an error ends the conversation."""
+    async def send(self, conversation: Conversation) -> None:
+        """Sends each question with all messages before it; an error ends the conversation."""
         chat = self._config.endpoint == "chat"
         path = "/v1/chat/completions" if chat else "/v1/completions"
         messages: list[dict[str, str]] = []
         for turn in conversation:
             messages.append({"role": "user", "content": turn.text})
-            said: dict[str, Any] = (
+            prompt: dict[str, Any] = (
                 {"messages": messages}
                 if chat
                 else {"prompt": "\n".join(message["content"] for message in messages)}
             )
-            body = self._body | said | {"max_tokens": turn.output_tokens}
+            body = self._body | prompt | {"max_tokens": turn.output_tokens}
             outcome = await stream(self._http, path, body)
             self.outcomes.append(outcome)
             self.on_done()

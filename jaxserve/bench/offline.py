@@ -1,4 +1,4 @@
-"""The engine without a server, in this process."""
+"""Benchmarks of the engine in this process, without a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxserve.outputs import RequestOutput
 
 
 def throughput(engine: EngineConfig, dataset: DatasetConfig, *, progress: bool) -> Figures:
-    """All prompts of a dataset at once, each to its full length, after one short one.
+    """Runs all prompts of a dataset at once, each to its full length, after a short warm-up.
 
     Raises:
         ConfigError: the dataset has conversations of several turns.
@@ -51,8 +51,8 @@ def throughput(engine: EngineConfig, dataset: DatasetConfig, *, progress: bool) 
 
 
 def latency(engine: EngineConfig, config: LatencyConfig, *, progress: bool) -> Figures:
-    """One batch of equal prompts from begin to end, again and again; no two batches share a
-    prompt, so that the prefix cache saves nothing."""
+    """Times a batch of prompts of one length, several times; no prompt is used twice, so that
+    the prefix cache finds nothing."""
     llm = LLM(**asdict(engine), progress=progress)
     draws = random.Random(f"latency-{config.seed}")
     lengths = [config.output_tokens] * config.batch_size
@@ -81,7 +81,7 @@ def _timed(llm: LLM, conversations: Sequence[Conversation]) -> tuple[float, list
 
 
 def _generate(llm: LLM, texts: list[str], lengths: list[int]) -> list[RequestOutput]:
-    """Greedy, each to its length."""
+    """Generates greedily, each output to its length."""
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
     return llm.generate(texts, params)
 

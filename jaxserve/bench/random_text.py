@@ -1,11 +1,11 @@
-"""Texts of a chosen length in tokens, for servers whose tokenizer isn't at hand."""
+"""Random texts of a given length in tokens, for servers whose tokenizer isn't available."""
 
 from __future__ import annotations
 
 import random
 
-# Words that are one token each in the vocabularies of today's models, with a space before or
-# without; servers say in `usage` what it really was.
+# Words that are one token each in the vocabularies of current models, with or without a space
+# before them. The servers' `usage` has the real numbers.
 _COMMON = """
 time year people way day man thing woman life child world school state family student group
 country problem hand part place case week company system program work number night point home
@@ -29,5 +29,5 @@ WORDS = tuple(_COMMON.split())
 
 
 def random_text(tokens: int, draws: random.Random) -> str:
-    """About `tokens` tokens (exactly so many words)."""
+    """A text of `tokens` words, which are about as many tokens."""
     return " ".join(draws.choices(WORDS, k=tokens))

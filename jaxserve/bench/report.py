@@ -1,9 +1,9 @@
-"""From outcomes to figures, with vLLM's definitions; and figures as text.
+"""Computes figures from outcomes, with vLLM's definitions, and prints them.
 
 TTFT: from sending a request to the first piece of its answer. TPOT: (latency - TTFT) /
 (output tokens - 1), of answers of two tokens and more. ITL: from one piece to the next, over all
 answers. E2E: from sending to the last piece. Throughputs are over the whole run, of requests
-without an error. A request is good if it keeps every limit; one of a single token keeps any TPOT.
+without an error. A request is good if it meets every limit; an answer of one token meets any TPOT.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """With linear interpolation between the closest ranks, as numpy does it."""
+    """Percentile, with linear interpolation between the closest ranks as in NumPy."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
@@ -38,7 +38,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def spread(name: str, seconds: Sequence[float]) -> Figures:
-    """Mean, median, p90 and p99 of seconds, in ms; None where there is nothing."""
+    """Mean, median, p90 and p99 of seconds, in ms; None if there are none."""
     figures: Figures = {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     if seconds:
         found = (
@@ -55,7 +55,7 @@ def summarise(
     """The figures of a run.
 
     Args:
-        limits_ms: of a good request, by metric (ttft, tpot, e2el); empty leaves goodput out.
+        limits_ms: of a good request, by metric (ttft, tpot, e2el); if empty, no goodput is given.
     """
     done = [outcome for outcome in outcomes if outcome.error is None]
     errors = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
@@ -95,7 +95,7 @@ def _is_good(outcome: Outcome, limits_ms: Mapping[str, float]) -> bool:
 
 
 def render(figures: Figures) -> str:
-    """Figures to read: one a line, then a table of latencies."""
+    """The figures as text: one a line, then a table of latencies."""
     in_table = {f"{s}_{name}_ms" for s in STATISTICS for name in LATENCIES}
     lines = [f"{key:28} {_show(value)}" for key, value in figures.items() if key not in in_table]
     rows = [name for name in LATENCIES if f"mean_{name}_ms" in figures]
@@ -109,7 +109,7 @@ def render(figures: Figures) -> str:
 
 
 def json_line(figures: Figures) -> str:
-    """One line; infinities, which JSON lacks, are null."""
+    """The figures as one line of JSON; infinity, which JSON doesn't have, becomes null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in figures.items()

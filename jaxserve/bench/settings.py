@@ -1,4 +1,4 @@
-"""Settings of the benchmarks; each field carries the help of its flag."""
+"""Settings of the benchmarks; each field's metadata has the help text of its flag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _setting(default: Any, text: str, **options: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DatasetConfig:
-    """What is asked. The same settings give the same prompts, on any machine."""
+    """The prompts. The same settings give the same prompts on any machine."""
 
     dataset: Literal[
         "random",
@@ -28,22 +28,22 @@ class DatasetConfig:
         "multi-turn",
     ] = _setting(
         "random",
-        "random, sharegpt-like or alpaca-like (lengths distributed as there), sharegpt-file, "
+        "random, sharegpt-like or alpaca-like (with the lengths of these datasets), sharegpt-file, "
         "shared-prefix or multi-turn",
     )
     dataset_path: str | None = _setting(None, "file of the dataset sharegpt-file (JSON)")
-    num_prompts: int = _setting(100, "requests; of the dataset multi-turn, conversations")
+    num_prompts: int = _setting(100, "number of requests; with multi-turn, of conversations")
     input_tokens: int = _setting(128, "tokens of a prompt, or of each message of a conversation")
     output_tokens: int = _setting(128, "tokens of an answer")
     range_ratio: float = _setting(
         0.0, "draw each of these lengths from length x (1 - ratio) to length x (1 + ratio)"
     )
     hit_rate: float = _setting(
-        0.5, "share of shared-prefix's prompt tokens that a cache could have"
+        0.5, "share of the prompt tokens that a prefix cache can find, with shared-prefix"
     )
-    prefix_groups: int = _setting(1, "different prefixes in shared-prefix")
-    turns: int = _setting(4, "questions in each conversation of multi-turn")
-    seed: int = _setting(0, "of lengths, texts, arrivals and sampling")
+    prefix_groups: int = _setting(1, "number of different prefixes, with shared-prefix")
+    turns: int = _setting(4, "questions in each conversation, with multi-turn")
+    seed: int = _setting(0, "seed of lengths, texts, arrivals and sampling")
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "input_tokens", "output_tokens", "prefix_groups", "turns"):
@@ -63,25 +63,31 @@ class DatasetConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """How a server is driven."""
+    """The load on a server."""
 
-    base_url: str = _setting("http://127.0.0.1:8000", "of the server, without /v1")
-    model: str | None = _setting(None, "name to ask for (default: the first that the server has)")
-    endpoint: Literal["completions", "chat"] = _setting("completions", "completions or chat")
+    base_url: str = _setting("http://127.0.0.1:8000", "URL of the server, without /v1")
+    model: str | None = _setting(
+        None, "model name in requests (default: the first in the server's list)"
+    )
+    endpoint: Literal["completions", "chat"] = _setting(
+        "completions", "API to use: completions or chat"
+    )
     request_rate: float = _setting(math.inf, "new requests a second; inf sends them all at once")
     burstiness: float = _setting(
-        1.0, "of arrivals: 1 is a Poisson process, less comes in bursts, more is more even"
+        1.0, "burstiness of arrivals: 1 is a Poisson process, less is burstier, more is more even"
     )
     max_concurrency: int | None = _setting(None, "most requests in flight (default: no limit)")
     ramp_up: float = _setting(
-        0.0, "seconds in which the rate grows to its full value; without a rate, the concurrency"
+        0.0, "seconds in which the rate, or without one the concurrency, grows to its full value"
     )
-    warmup_requests: int = _setting(0, "random requests that are sent, and not counted, before")
-    ignore_eos: bool = _setting(True, "generate output_tokens tokens whatever the model says")
-    temperature: float = _setting(0.0, "0 is greedy")
+    warmup_requests: int = _setting(0, "random requests that are sent before and not counted")
+    ignore_eos: bool = _setting(
+        True, "generate output_tokens tokens, even after an end-of-sequence token"
+    )
+    temperature: float = _setting(0.0, "sampling temperature; 0 is greedy")
     request_timeout: float = _setting(600.0, "seconds after which a request counts as failed")
     goodput: tuple[str, ...] = _setting(
-        (), "limits in ms that a good request keeps, as ttft:500 tpot:50 e2el:10000"
+        (), "limits in ms that a good request meets, such as ttft:500 tpot:50 e2el:10000"
     )
     api_key: str | None = _setting(
         None, "sent as a bearer token (default: $OPENAI_API_KEY)", repr=False
@@ -111,22 +117,22 @@ class LoadConfig:
                 limits[name] = math.nan
             if name not in GOODPUT_METRICS or not limits[name] >= 0.0:
                 raise ConfigError(
-                    f"goodput takes {', '.join(GOODPUT_METRICS)} with a limit in ms, as ttft:500; "
-                    f"it was {item!r}"
+                    f"goodput takes {', '.join(GOODPUT_METRICS)} with a limit in ms, such as "
+                    f"ttft:500; it was {item!r}"
                 )
         return limits
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyConfig:
-    """One batch, over and over."""
+    """A batch that is run several times."""
 
     batch_size: int = _setting(8, "prompts that run together")
     input_tokens: int = _setting(32, "tokens of each prompt")
     output_tokens: int = _setting(128, "tokens of each answer")
-    warmup_iters: int = _setting(1, "batches that are run, and not counted, before")
+    warmup_iters: int = _setting(1, "batches that are run before and not counted")
     iters: int = _setting(5, "batches that are counted")
-    seed: int = _setting(0, "of the texts")
+    seed: int = _setting(0, "seed of the texts")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "input_tokens", "output_tokens", "iters"):
@@ -140,7 +146,7 @@ class LatencyConfig:
 class StartupConfig:
     """How often a server is started."""
 
-    warm_rounds: int = _setting(3, "starts with the programs that the first has compiled")
+    warm_rounds: int = _setting(3, "starts after the first, with the programs that it compiled")
 
     def __post_init__(self) -> None:
         if self.warm_rounds < 1:

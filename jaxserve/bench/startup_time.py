@@ -1,4 +1,4 @@
-"""How long `jaxserve serve` takes from its start to ready."""
+"""Times `jaxserve serve` from its start until it is ready."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STOP_SECONDS = 60.0
 
 
 def startup(model: Path, flags: Sequence[str], warm_rounds: int) -> Figures:
-    """One start with an empty folder of compiled programs, then `warm_rounds` with what it left.
+    """Times a start without compiled programs, then `warm_rounds` starts with those that it stored.
 
     Args:
-        model: on this machine already, so that no download is timed. The operating system may
-            have its file in memory, in all rounds alike.
+        model: a local path, so that no download is timed. The operating system may have its file
+            in memory, in all rounds.
         flags: of `jaxserve serve`.
 
     Raises:
@@ -51,7 +51,7 @@ def seconds_to_ready(model: Path, flags: Sequence[str], cache: str) -> float:
         cache: folder of its compiled programs.
     """
     environment = os.environ | {"JAXSERVE_CACHE": cache}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # it would win
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # it would take precedence
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), *flags]
     began = time.perf_counter()
     with subprocess.Popen(

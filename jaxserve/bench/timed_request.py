@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible server, and when its answer came."""
+"""Sends one request to an OpenAI-compatible server, and takes the times of its answer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jaxserve.errors import ConfigError
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request.
+    """The result of one request.
 
     Args:
         ttft_s: from sending it to the first piece of the answer.
         itls_s: from each piece to the next.
         latency_s: from sending it to the last piece.
-        prompt_tokens, cached_tokens: as the server says; None if it doesn't.
-        output_tokens: as the server says; without its word, the number of pieces.
+        prompt_tokens, cached_tokens: as the server reports them; None if it doesn't.
+        output_tokens: as the server reports them; if it doesn't, the number of pieces.
         error: None, "http_429" (or another status), "timeout", "connection" or "stream" (an error
-            in the stream, or an end before its time).
-        detail: what the error says.
+            in the stream, or an early end).
+        detail: the error's message.
     """
 
     ttft_s: float = 0.0
@@ -54,7 +54,7 @@ class _StreamError(Exception):
 
 
 async def stream(http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Outcome:
-    """Sends a request whose answer streams, and reads that to its end."""
+    """Sends a streaming request, and reads its answer to the end."""
     outcome = Outcome()
     try:
         began = time.perf_counter()
@@ -65,7 +65,7 @@ async def stream(http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
                 return outcome
             await _read(response, began, outcome)
     except TimeoutError:
-        outcome.error, outcome.detail = "timeout", "no answer within the request's time"
+        outcome.error, outcome.detail = "timeout", "no complete answer within --request-timeout"
     except (_StreamError, aiohttp.ClientPayloadError) as error:
         outcome.error, outcome.detail = "stream", str(error)
     except (aiohttp.ClientError, OSError) as error:
@@ -111,8 +111,8 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def _piece(choice: dict[str, Any]) -> tuple[str, bool]:
-    """What a chunk adds to the text, and whether it adds anything at all: a chunk that but names
-    the role, or ends the choice, is no token."""
+    """The text of a chunk, and whether the chunk holds a token: one that only names the role, or
+    ends the choice, doesn't."""
     if "delta" not in choice:
         text = choice.get("text") or ""
         return text, bool(text)
@@ -131,10 +131,10 @@ def _take_usage(usage: dict[str, Any] | None, outcome: Outcome) -> None:
 
 
 async def first_model(http: aiohttp.ClientSession) -> str:
-    """The first model that the server offers.
+    """The first model in the server's list.
 
     Raises:
-        ConfigError: it offers none, or doesn't answer.
+        ConfigError: it lists none, or doesn't answer.
     """
     try:
         async with asyncio.timeout(30), http.get("/v1/models", raise_for_status=True) as response:
@@ -142,5 +142,5 @@ async def first_model(http: aiohttp.ClientSession) -> str:
             return name
     except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"no model to be had from the server ({error!r}): check --base-url, or give --model"
+            f"the server doesn't list its models ({error!r}): check --base-url, or give --model"
         ) from None

@@ -1,1 +1,1 @@
-"""The command line: `jaxserve serve | generate | chat | run-batch | bench | plan | pull | ...`."""
+"""The command line: `jaxserve` and its subcommands, a module each."""

@@ -1,4 +1,4 @@
-"""`jaxserve bench serve | throughput | latency | startup`: figures to read, then a line of JSON."""
+"""`jaxserve bench serve | throughput | latency | startup`: prints figures, then a line of JSON."""
 
 from __future__ import annotations
 
@@ -28,23 +28,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         for each in settings:
-            # --seed is the benchmark's.
+            # --seed is the benchmark's, not the engine's.
             skip = ("seed",) if each is EngineConfig and len(settings) > 1 else ()
             flags.add_flags(command, each, skip=skip)
         command.set_defaults(benchmark=run)
         return command
 
-    server = "drive an OpenAI-compatible server and measure throughput and latency"
+    server = "send load to an OpenAI-compatible server; measure throughput and latency"
     command = add("serve", _serve, server, LoadConfig, DatasetConfig)
     command.add_argument(
         "--tokenizer",
         metavar="MODEL",
-        help="counts the tokens of sharegpt-file: a folder, a GGUF file, a hub name",
+        help="to count the tokens of sharegpt-file: a folder, a GGUF file or a hub name",
     )
-    offline = "tokens a second of the engine in this process, all requests at once"
+    offline = "measure tokens a second of the engine in this process, all requests at once"
     add("throughput", _throughput, offline, DatasetConfig, EngineConfig)
-    add("latency", _latency, "time of one batch in this process", LatencyConfig, EngineConfig)
-    start = "time from start to ready, with nothing compiled and with all compiled before"
+    add(
+        "latency",
+        _latency,
+        "measure the time of a batch in this process",
+        LatencyConfig,
+        EngineConfig,
+    )
+    start = "measure the time until a server is ready, with and without compiled programs"
     add("startup", _startup, start, StartupConfig, EngineConfig)
 
 
@@ -67,7 +73,7 @@ def _serve(args: argparse.Namespace) -> int:
     conversations = make_dataset(dataset, _token_counter(args.tokenizer))
     warm_up = []
     if load.warmup_requests:
-        # Of texts that no measured request has, so that no cache is warm for those.
+        # With other texts than those that are measured, which must not be in the prefix cache.
         random = replace(dataset, dataset="random", dataset_path=None, seed=dataset.seed + 1)
         warm_up = make_dataset(replace(random, num_prompts=load.warmup_requests))
     with tqdm(

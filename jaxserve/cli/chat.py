@@ -21,7 +21,7 @@ SUMMARY = "talk with a model in the terminal"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
-    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
     flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, unset=MODEL_FLAGS, max_tokens=None)
     flags.add_flags(parser, EngineConfig, skip=("model", "seed"))
 
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from jaxserve.engine.frontend.client import EngineClient
 
-    flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
-    # The loop runs while the model does, and rests while the user types.
+    flags.build(SamplingParams, args)  # reports bad values before the model is loaded
+    # The event loop runs while the model generates, and stops while the user types.
     with asyncio.Runner() as runner:
         client = runner.run(EngineClient.start(flags.build(EngineConfig, args)))
         params = flags.build(SamplingParams, args, **client.sampling_defaults)
@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
 def _converse(
     runner: asyncio.Runner, client: EngineClient, params: SamplingParams, system: str | None
 ) -> None:
-    """Reads lines until the end of input. Ctrl-C ends an answer; at the prompt it leaves."""
+    """Answers lines until the end of input. Ctrl-C ends an answer; at the prompt, the program."""
     interactive = sys.stdin.isatty()
     if interactive:
-        import readline  # noqa: F401 - gives input() its line editing
+        import readline  # noqa: F401 - adds line editing to input()
 
         print("Ctrl-D leaves, Ctrl-C stops an answer.", file=sys.stderr)
     messages = [{"role": "system", "content": system}] if system else []

@@ -1,4 +1,4 @@
-"""`jaxserve convert MODEL TARGET`: any checkpoint as an Orbax folder, ready to serve."""
+"""`jaxserve convert MODEL TARGET`: writes any checkpoint as an Orbax folder that can be served."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SUMMARY = "write a model as an Orbax folder"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
-    parser.add_argument("target", type=Path, metavar="TARGET", help="the folder to make")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="the folder to create")
     parser.add_argument(
         "--dtype",
         choices=("stored", "float32", "bfloat16", "float16", "int8"),
         default="stored",
-        help="of the weights; GGUF's are stored as float32; int8 makes the folder smaller, not the "
-        "model in memory (default: stored)",
+        help="type of the weights; `stored` keeps it, but for GGUF's, which become float32; int8 "
+        "makes the folder smaller, not the model in memory (default: stored)",
     )
 
 

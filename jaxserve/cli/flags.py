@@ -1,6 +1,6 @@
-"""Command-line flags made from the fields of settings classes: one flag a field, one table of help.
+"""Makes command-line flags from the fields of settings classes, one flag for each field.
 
-A subcommand adds the fields it needs and gets the frozen dataclass back, defaults untouched.
+A subcommand adds flags for the fields that it needs, and build() returns the dataclass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Settings = TypeVar("Settings")
 HELP = {
     # EngineConfig
     "model": "a folder, a GGUF file, a hub name (owner/name), or a name that `pull` knows",
-    "dtype": "of weights, activations and KV cache: auto, float32, bfloat16 or float16",
+    "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
     "max_model_len": "most tokens of prompt and output together (default: the model's own)",
     "max_num_seqs": "most sequences that run at once (default: 256 on a GPU, 32 on a CPU)",
     "max_num_batched_tokens": "token budget of a step (default: 8192 on a GPU, 512 on a CPU)",
@@ -25,49 +25,51 @@ HELP = {
     "kv_cache_memory": "size of the KV cache, as 2GiB (default: 1GiB on a CPU, the rest of a GPU)",
     "gpu_memory_utilization": "share of the GPU's memory that the engine may use",
     "max_queued_requests": "requests that may wait; more get 429",
-    "scheduling_policy": "who waits first: fcfs, priority or longest-prefix",
-    "enable_prefix_caching": "reuse the KV cache of prompts that begin alike",
+    "scheduling_policy": "order of waiting requests: fcfs, priority or longest-prefix",
+    "enable_prefix_caching": "reuse the KV cache of prompts that begin with the same tokens",
     "overlap": "plan a step while the one before it runs",
-    "decode_steps": "tokens a row in one dispatch, while nobody waits and no token ends an output",
-    "batch_invariant": "same bits alone and in any company, at 1.5 times the cost of a token alone "
-    "(CPU)",
+    "decode_steps": "tokens a row in one dispatch, while no request waits and no output can end",
+    "batch_invariant": "the same bits for a request alone and in any batch; a request alone takes "
+    "1.5 times as long (CPU)",
     "forbid_compile": "fail a step that would compile after ready",
-    "seed": "base of the seeds of requests that bring none",
-    "generation_config": "auto samples as the model's generation_config.json says; none ignores it",
+    "seed": "from which the seeds of requests without one are drawn",
+    "generation_config": "auto uses the sampling defaults in the model's generation_config.json; "
+    "none doesn't",
     # ServerConfig
     "host": "address to listen on",
-    "port": "port to listen on; 0 takes a free one",
+    "port": "port to listen on; 0 chooses a free one",
     "served_model_names": "names that requests may use (default: the model's own)",
     "max_body_bytes": "larger request bodies are refused",
     "max_choices": "most choices in one request",
     "max_logprobs": "most logprobs a token in one request",
     "max_stop_strings": "most stop strings in one request",
     "max_output_tokens": "most tokens of a choice (default: what the model's context leaves)",
-    "tool_call_parser": "how the model writes calls of tools: hermes (Qwen too), llama3_json, "
-    "mistral or none; auto goes by its chat template",
-    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto goes "
-    "by its chat template",
+    "tool_call_parser": "format of the model's tool calls: hermes (Qwen too), llama3_json, mistral "
+    "or none; auto takes it from the chat template",
+    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto takes "
+    "it from the chat template",
     "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
-    "api_workers": "processes that serve HTTP in front of the one engine",
-    "stall_timeout": "seconds of silence after which /health calls a working engine stuck",
+    "api_workers": "HTTP server processes; they share one engine",
+    "stall_timeout": "seconds without a message from a busy engine after which /health answers 503",
     "drain_timeout": "seconds that running requests have to finish when the server stops",
-    "engine_restarts": "how often the engine is started anew when it dies, before the server ends",
-    "api_key": "let in only requests with this key or another given; $JAXSERVE_API_KEY counts too",
+    "engine_restarts": "restarts of the engine when it dies, before the server exits",
+    "api_key": "accept requests with this key; with any key, here or in $JAXSERVE_API_KEY, others "
+    "are refused",
     "api_key_file": "a file with such keys, one a line",
-    "salt_cache_by_key": "let only requests with the same key share cached text",
+    "salt_cache_by_key": "share cached prefixes only between requests with the same key",
     "ssl_certfile": "serve HTTPS with this certificate (PEM)",
     "ssl_keyfile": "the certificate's private key, if it isn't in the same file",
     "ssl_ca_certs": "ask clients for a certificate that one of these has signed",
     "allowed_origins": "web pages from these origins may use the server; * is any",
-    "allow_credentials": "browsers may send those pages' cookies along",
+    "allow_credentials": "browsers may send cookies with those pages' requests",
     "access_log": "one line of JSON a request, on stderr",
     "log_prompts": "put the request's body into that line",
-    "metrics_prefix": "of the metrics that vLLM has too",
+    "metrics_prefix": "prefix of the metrics that vLLM has too",
     "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, over HTTP",
-    "enable_dev_endpoints": "serve the endpoints for operators, as /reset_prefix_cache",
-    "profile_dir": "where /start_profile writes",
+    "enable_dev_endpoints": "serve the endpoints for operators, such as /reset_prefix_cache",
+    "profile_dir": "folder to which /start_profile writes",
     # SamplingParams
-    "temperature": "0 is greedy",
+    "temperature": "sampling temperature; 0 is greedy",
     "top_p": "keep the likeliest tokens that together reach this probability",
     "top_k": "keep this many of the likeliest tokens; 0 keeps all",
     "min_p": "keep tokens at least this many times as likely as the likeliest",
@@ -89,7 +91,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling, as 8MiB."""
+    """The shortest exact spelling, such as 8MiB."""
     unit = next(u for u in "TGMK" if size % _UNITS[u] == 0) if size and size % 1024 == 0 else ""
     return f"{size // _UNITS[unit]}{unit}{'iB' if unit else ''}"
 
@@ -120,7 +122,7 @@ def add_flags(
 
     Args:
         only: the fields to add; all but `skip` if absent.
-        unset: fields that have no default here: build() takes theirs from elsewhere.
+        unset: fields without a default here; build() gets their values from its `defaults`.
         defaults: fields whose default differs from the class's.
     """
     hints = typing.get_type_hints(settings)
@@ -141,7 +143,7 @@ def add_flags(
 
 
 def build(settings: type[Settings], args: argparse.Namespace, **defaults: Any) -> Settings:
-    """Makes the dataclass from those of its fields that were added as flags.
+    """Makes the dataclass from the flags that were added for its fields.
 
     Args:
         defaults: of fields that add_flags() left unset.
@@ -153,7 +155,7 @@ def build(settings: type[Settings], args: argparse.Namespace, **defaults: Any) -
 
 
 def words(settings: Any) -> list[str]:
-    """The flags that give these settings; those at their defaults are left out."""
+    """The command-line words for these settings; defaults are left out."""
     given: list[str] = []
     for name, field in _fields(type(settings)).items():
         value, flag = getattr(settings, name), name.replace("_", "-")
@@ -168,7 +170,7 @@ def words(settings: Any) -> list[str]:
 
 
 def _destination(settings: type, name: str) -> str:
-    """The attribute that argparse sets; classes may have fields of one name, as seed."""
+    """The attribute that argparse sets. It names the class, since two may have a field `seed`."""
     return f"{settings.__name__}.{name}"
 
 
@@ -177,11 +179,13 @@ def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _reader(name: str, hint: Any) -> dict[str, Any]:
-    """How argparse reads a field of this type."""
+    """The arguments of add_argument() for a field of this type."""
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if hint == tuple[str, ...]:
-        if name == "api_key":  # one a flag: a word that follows must not become a key by accident
+        if (
+            name == "api_key"
+        ):  # one for each flag, so that the next word doesn't become a key by accident
             return {"action": "append", "metavar": "KEY"}
         return {"action": "extend", "nargs": "+", "metavar": "NAME"}
     if typing.get_origin(hint) is Literal:

@@ -10,7 +10,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.sampling.params import SamplingParams
 
 SUMMARY = "continue a text"
-# What the model's makers may have set.
+# Fields that the model's generation_config.json may set.
 MODEL_FLAGS = ("temperature", "top_p", "top_k", "min_p")
 SAMPLING_FLAGS = (*MODEL_FLAGS, "seed", "max_tokens")
 
@@ -18,7 +18,7 @@ SAMPLING_FLAGS = (*MODEL_FLAGS, "seed", "max_tokens")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")
     flags.add_flags(parser, SamplingParams, only=SAMPLING_FLAGS, unset=MODEL_FLAGS, max_tokens=128)
-    # --seed is the request's here.
+    # --seed is the request's, not the engine's.
     flags.add_flags(parser, EngineConfig, skip=("seed",))
 
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 async def _generate(config: EngineConfig, args: argparse.Namespace) -> None:
     from jaxserve.engine.frontend.client import EngineClient
 
-    flags.build(SamplingParams, args)  # a bad value is told before the model is loaded
+    flags.build(SamplingParams, args)  # reports bad values before the model is loaded
     client = await EngineClient.start(config)
     try:
         params = flags.build(SamplingParams, args, **client.sampling_defaults)

@@ -1,4 +1,5 @@
-"""The `jaxserve` command. Nothing heavy is imported before a subcommand runs."""
+"""The `jaxserve` command. Modules that import slowly are imported by the subcommands that need
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxserve plan MODEL`: memory, blocks and programs, without weights or a GPU."""
+"""`jaxserve plan MODEL`: computes memory, blocks and programs, without weights or a GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from jaxserve.cli import flags
 from jaxserve.config import EngineConfig
 
-SUMMARY = "show what serving a model would take"
+SUMMARY = "show the memory, blocks and programs that serving a model needs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
-    parser.add_argument("--gpu", help="plan for this GPU, as H100-80GB (default: a CPU)")
+    parser.add_argument("--gpu", help="plan for this GPU, such as H100-80GB (default: a CPU)")
     flags.add_flags(parser, EngineConfig, skip=("model",))
 
 
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from jaxserve.engine.startup.capacity import plan
 
     config = flags.build(EngineConfig, args)
-    # A folder with a config and no weights is enough.
+    # Needs a config only: a folder without weights is accepted.
     path = Path(config.model)
     for line in plan(config, path if path.exists() else checkpoints.pull(config.model), args.gpu):
         print(line)

@@ -1,4 +1,4 @@
-"""`jaxserve pull MODEL`: fetches a model into the cache and prints where it lies."""
+"""`jaxserve pull MODEL`: downloads a model into the cache and prints its path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from jaxserve.cli import flags
 from jaxserve.config import EngineConfig
 
-SUMMARY = "fetch a model and print its path"
+SUMMARY = "download a model and print its path"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

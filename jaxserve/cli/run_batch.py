@@ -1,4 +1,4 @@
-"""`jaxserve run-batch`: a file of requests, in OpenAI's batch format, without a server."""
+"""`jaxserve run-batch`: answers a file of requests in OpenAI's batch format, without a server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ MAX_IN_FLIGHT = 512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        *("-i", "--input-file"), type=Path, required=True, metavar="FILE", help="a request a line"
+        *("-i", "--input-file"),
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the requests, one a line",
     )
     parser.add_argument(
         *("-o", "--output-file"),
         type=Path,
         required=True,
         metavar="FILE",
-        help="gets an answer a line; a file that is there already is gone on with",
+        help="the answers, one a line; an existing file is continued",
     )
     parser.add_argument(
         "--max-in-flight",

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def announce(url: str, model: str, seconds: float) -> None:
-    """Says that the server is ready, and how to try it."""
+    """Prints that the server is ready, and a command to try it."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "temperature": 0})
     print(f"ready: {url} serving {model} (start-up {seconds:.1f} s)")

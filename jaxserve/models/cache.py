@@ -1,4 +1,4 @@
-"""What a layer caches, and how it reaches its cache: all that a model knows of paging."""
+"""What a layer caches, and the interface to it: models know nothing else about paging."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import jax
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """A layer's declaration of what it caches: paged K and V.
+    """What a layer declares that it caches: paged K and V.
 
     Layers with equal declarations share block tables (engine/device/cache_layout.py).
 
     Args:
         num_kv_heads: K.
         head_dim: D.
-        window: only the last `window` tokens are ever read; None: all.
+        window: only the last `window` tokens are read; None: all.
     """
 
     num_kv_heads: int
@@ -26,11 +26,11 @@ class CacheSpec:
 
 
 class LayerCache(Protocol):
-    """One layer's cache during one step; the engine brings the implementation (a pytree)."""
+    """One layer's cache during one step, a pytree; the engine implements it."""
 
     @property
     def num_tokens(self) -> jax.Array:
-        """Tokens of the batch that are real, int32; those from here on are padding."""
+        """Number of real tokens in the batch, int32; those after them are padding."""
         ...
 
     def attend(
@@ -62,7 +62,7 @@ Cache = TypeVar("Cache", bound=LayerCache)
 
 
 class LayerCaches(Protocol[Cache]):
-    """The caches of the layers that run, in their order; a list of them will do."""
+    """The caches of the layers that are run, in their order; a list is one."""
 
     def __getitem__(self, nth: int, /) -> Cache: ...
 

@@ -1,4 +1,4 @@
-"""The shape of a model, whatever file it came from. Plain data: imports nothing heavy."""
+"""ModelConfig: a model's sizes and options, independent of the file format. Imports no jax."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class LongRopeScaling:
     """LongRoPE (Ding et al. 2024): a factor for each frequency, one set within the original
     context and one beyond it.
 
-    Cached keys can't be rotated anew when a sequence grows past the original context, so the long
-    set holds for every sequence once the model may serve more than that.
+    Cached keys can't be rotated again when a sequence grows past the original context, so all
+    sequences use the long set if the model is served with a longer context than that.
     """
 
     short_factors: tuple[float, ...]
@@ -68,7 +68,7 @@ class RopeConfig:
 
     Args:
         theta: base of the frequencies.
-        rotated: share of the head's dimensions that turn, from the first on.
+        rotated: share of the head's dimensions that are rotated, beginning with the first.
     """
 
     theta: float = 10_000.0
@@ -78,11 +78,11 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may set one layer apart from its neighbours.
+    """Options in which the layers of a model may differ.
 
     Args:
-        rope: None leaves queries and keys as they are.
-        window: a token sees the last `window` tokens, itself included; None sees all.
+        rope: None: queries and keys aren't rotated.
+        window: a token attends to the last `window` tokens, itself included; None: to all.
         experts: whether the feed-forward part is a mixture of experts.
     """
 
@@ -108,7 +108,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a model, under Hugging Face's names where it has them.
+    """A model's sizes and options, under Hugging Face's names where it has them.
 
     Args:
         architecture: the class name in config.json's `architectures`, as LlamaForCausalLM.
@@ -116,11 +116,11 @@ class ModelConfig:
         max_position_embeddings: context length in tokens.
         attention_scale: on query . key; None is head_dim ** -0.5.
         attention_softcap, final_softcap: scores, and logits, become cap * tanh(x / cap).
-        attention_bias: on the attention's projections; which of them, the family knows.
+        attention_bias: on the attention's projections; the family decides on which.
         eos_token_ids: ids that end an output.
 
     Raises:
-        CheckpointError: two of them contradict each other.
+        CheckpointError: two fields contradict each other.
     """
 
     architecture: str
@@ -171,8 +171,8 @@ class ModelConfig:
         size = int(self.head_dim * rope.rotated)
         if size % 2 or not 2 <= size <= self.head_dim:
             raise CheckpointError(
-                f"{size} of a head's {self.head_dim} dimensions (head_dim) are to turn; that must "
-                "be an even number of them"
+                f"{size} of a head's {self.head_dim} dimensions (head_dim) are to be rotated; it "
+                "must be an even number from 2 to head_dim"
             )
         if isinstance(rope.scaling, LongRopeScaling):
             for name, factors in (
@@ -181,5 +181,6 @@ class ModelConfig:
             ):
                 if len(factors) != size // 2:
                     raise CheckpointError(
-                        f"{name} has {len(factors)} entries; {size // 2} pairs of dimensions turn"
+                        f"{name} has {len(factors)} entries, but {size // 2} pairs of dimensions "
+                        "are rotated"
                     )

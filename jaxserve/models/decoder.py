@@ -1,4 +1,4 @@
-"""The decoder that all families share: a table, a stack of layers, a norm, a head."""
+"""The decoder that all families share: embedding, layers, a norm, the output head."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def _run_layer(
     rope: Rope | None,
     cache: LayerCache,
 ) -> tuple[jax.Array, LayerCache]:
-    # Equal layers share one trace of this function: tracing costs a layer, not L of them.
+    # Equal layers share one trace of this function, so that one layer is traced instead of L.
     return nnx.merge(graphdef, state)(x, rope, cache)
 
 
 class Decoder(nnx.Module):
-    """The whole model. Parameters start empty; checkpoints fill them. Families set:
+    """The whole model. Parameters are zeros until a checkpoint is loaded. Families set:
 
     Attributes:
         layer_class: takes (config, layer, dtype).
-        scaled_embedding: rows of the table times sqrt(E), rounded to the table's type (Gemma).
+        scaled_embedding: embeddings are multiplied by sqrt(E), rounded to their type (Gemma).
         norm_offset: of the last norm.
     """
 
@@ -109,13 +109,13 @@ class Decoder(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
     ) -> jax.Array:
-        """Hidden states [T, E] of tokens [T] at positions [T]; see run for the caches."""
+        """Hidden states [T, E] of tokens [T] at positions [T]; for the caches see run()."""
         return self.norm(
             self.run(range(len(self.layers)), self.embedded(tokens), positions, caches)
         )
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
-        """What the first layer takes [T, E] for tokens [T]."""
+        """Input of the first layer, [T, E], for tokens [T]."""
         x = self.embed(tokens)
         if self.scaled_embedding:
             x *= jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype)
@@ -124,10 +124,10 @@ class Decoder(nnx.Module):
     def run(
         self, layers: range, x: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
     ) -> jax.Array:
-        """What comes out of some layers for x [T, E].
+        """Output [T, E] of some of the layers for x [T, E].
 
         Args:
-            caches: of these layers; each is put back written.
+            caches: of these layers; each is replaced by one with the new keys and values.
         """
         config = self.config
         settings = [config.layers[i] for i in layers]

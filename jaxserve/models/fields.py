@@ -1,4 +1,4 @@
-"""Fields of a model's JSON files, held to a type and a range: a damaged file may have anything."""
+"""Checks of the fields in a model's JSON files: each has a type and a range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kind:
     """What a field may hold.
 
     Args:
-        words: for messages.
+        words: describes it in messages.
     """
 
     words: str
@@ -29,7 +29,7 @@ def _is_number(value: Any) -> bool:
 
 
 def whole(low: int = 0, high: int = LARGEST) -> Kind:
-    """A whole number in [low, high]; 2.0 is none."""
+    """A whole number in [low, high]; 2.0 isn't one."""
     return Kind(
         f"a whole number from {low} to {high}",
         lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high,
@@ -65,7 +65,7 @@ TOKEN_IDS = either(whole(), list_of(whole()))
 
 
 def check(values: Mapping[str, Any], fields: Mapping[str, Kind]) -> None:
-    """Holds the fields that are there, and not null, to their kinds.
+    """Checks the fields that are present and not null.
 
     Raises:
         CheckpointError: names the field.
@@ -77,7 +77,7 @@ def check(values: Mapping[str, Any], fields: Mapping[str, Kind]) -> None:
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """A field of TOKEN_IDS as the ids it names."""
+    """The ids in a field of kind TOKEN_IDS."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)

@@ -1,6 +1,6 @@
 """Gemma 2 (Gemma Team 2024) and Gemma 3 (2025), text: local and global layers, four norms a layer
-with 1 + w, a scaled table; softcaps in Gemma 2, norms on q and k and a rope of their own for local
-layers in Gemma 3."""
+with 1 + w, scaled embeddings. Gemma 2 has softcaps, Gemma 3 norms on q and k and another rope in
+local layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxserve.models.rope import Rope
 
 
 class GemmaLayer(nnx.Module):
-    """Norms before and after both parts: x + norm(attention(norm x)), and so the mlp."""
+    """Norms before and after attention and MLP: x + norm(attention(norm x)), likewise the MLP."""
 
     qk_norm: ClassVar[Literal["head"] | None] = None
 
@@ -58,7 +58,7 @@ class Gemma2ForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
         sliding = layer_types(hf, lambda i: i % 2 == 0)
-        return _read_config(hf, sliding, local=rope(hf), everywhere=rope(hf))
+        return _read_config(hf, sliding, local=rope(hf), global_=rope(hf))
 
 
 class Gemma3Layer(GemmaLayer):
@@ -78,19 +78,19 @@ class Gemma3ForCausalLM(Decoder):
             local = rope(hf, layer_type="sliding_attention")
         else:
             local = RopeConfig(hf.get("rope_local_base_freq", 10_000.0))
-        everywhere = rope(hf, theta=1_000_000.0, layer_type="full_attention")
-        return _read_config(hf, sliding, local, everywhere)
+        global_ = rope(hf, theta=1_000_000.0, layer_type="full_attention")
+        return _read_config(hf, sliding, local, global_)
 
 
 def _read_config(
-    hf: HFConfig, sliding: tuple[bool, ...], local: RopeConfig, everywhere: RopeConfig
+    hf: HFConfig, sliding: tuple[bool, ...], local: RopeConfig, global_: RopeConfig
 ) -> ModelConfig:
-    near = LayerConfig(local, hf.get("sliding_window", 4096))
-    far = LayerConfig(everywhere)
+    windowed = LayerConfig(local, hf.get("sliding_window", 4096))
+    full = LayerConfig(global_)
     gemma = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
     return read_config(
         {**gemma, **hf},
-        layers=layers(hf, lambda i: near if sliding[i] else far),
+        layers=layers(hf, lambda i: windowed if sliding[i] else full),
         attention_scale=hf.get("query_pre_attn_scalar", 256) ** -0.5,
         attention_softcap=hf.get("attn_logit_softcapping"),
         final_softcap=hf.get("final_logit_softcapping"),

@@ -37,11 +37,11 @@ class GptOssForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
         sliding = layer_types(hf, lambda i: i % 2 == 0)
-        window, turn = hf.get("sliding_window", 128), rope(hf, theta=150_000.0)
+        window, rotation = hf.get("sliding_window", 128), rope(hf, theta=150_000.0)
         return read_config(
             {"attention_bias": True, **hf},
             layers=layers(
-                hf, lambda i: LayerConfig(turn, window if sliding[i] else None, experts=True)
+                hf, lambda i: LayerConfig(rotation, window if sliding[i] else None, experts=True)
             ),
             moe=MoEConfig(
                 num_experts=require(hf, "num_local_experts"),

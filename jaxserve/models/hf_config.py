@@ -1,4 +1,5 @@
-"""config.json to ModelConfig: what all families share. A family's own fields are its module's."""
+"""Reads config.json into a ModelConfig: the fields that all families share. Each family's module
+reads its own fields."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# The bounds are far beyond any model: what exceeds them is damage, to be found before a loop of
-# that length begins.
+# The bounds are far beyond any model. A larger value is damage, and must be refused before a loop
+# of that length begins.
 _SIZE = whole(1, 2**24)
 _POSITIVE = number(0, above=True)
 FIELDS: dict[str, Kind] = {
@@ -81,15 +82,15 @@ _ROPE_FIELDS: dict[str, Kind] = {
 
 
 def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
-    """The fields that go by one name in every family.
+    """Reads the fields that have the same name in every family.
 
     Args:
         changes: ModelConfig fields that the family reads in its own way. Without `layers`, all
-            layers see everything and turn by `rope(hf)`.
+            layers have full attention and are rotated by `rope(hf)`.
 
     Raises:
         UnsupportedModelError: a field asks for something that isn't implemented, or is missing.
-        CheckpointError: a field can't be right.
+        CheckpointError: a field has an impossible value.
     """
     activation = hf.get("hidden_activation") or hf.get("hidden_act") or "silu"
     refuse(hf, "hidden activation", activation, _ACTIVATIONS)
@@ -130,7 +131,7 @@ def refuse(hf: HFConfig, name: str, value: object, known: Any) -> None:
 
 
 def layers(hf: HFConfig, make: Callable[[int], LayerConfig]) -> tuple[LayerConfig, ...]:
-    """make(i) for every layer."""
+    """make(i) for every layer i."""
     return tuple(make(i) for i in range(require(hf, "num_hidden_layers")))
 
 

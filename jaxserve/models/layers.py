@@ -26,23 +26,23 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 
 
 def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype) -> nnx.Param:
-    """An empty parameter with one logical axis name a dimension; the loader fills it."""
+    """A parameter of zeros, with a logical axis name a dimension; the loader sets its values."""
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
 
 
 def linear(
     x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None
 ) -> jax.Array:  # [T, I], [O, I] -> [T, O]
-    """x @ kernel.T, of this type or x's; kernels lie as checkpoints have them.
+    """x @ kernel.T, in `dtype` or else x's; kernels have the dimensions' order of checkpoints.
 
-    On a CPU the sums are float32's, and a row's bits don't depend on how many others there are,
-    unless there is none.
+    On a CPU sums are float32, and a row's bits don't depend on the number of rows, if there are
+    at least two.
     """
     if jax.default_backend() != "cpu":
         return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
-    if len(x) == 1:  # XLA's own is 1.4 times as fast: it reads at the memory's speed
+    if len(x) == 1:  # XLA's own product is 1.4 times as fast: it reads at memory bandwidth
         return jnp.matmul(kernel, x.T, preferred_element_type=dtype).T.astype(dtype or x.dtype)
-    import cpu_kernels  # compiles and starts threads
+    import cpu_kernels  # on import it compiles code and starts threads
 
     product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
     return product.astype(dtype or x.dtype)
@@ -52,7 +52,7 @@ class RMSNorm(nnx.Module):
     """Root mean square norm in float32 (Zhang & Sennrich 2019).
 
     Args:
-        offset: Gemma's: the factor is 1 + scale, and is applied before rounding.
+        offset: the factor is 1 + scale, and is applied before rounding (Gemma).
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Grouped-query attention (Ainslie et al. 2023) over a paged cache.
 
-    One kernel makes q, k and v: for each kv head its group of query heads, then k, then v, so that
-    a shard by kv heads holds whole groups.
+    One weight projects to q, k and v: for each kv head its group of query heads, then k, then v, so
+    that a shard by kv heads has whole groups.
 
     Args:
         qkv_bias, out_bias: on the projections.
-        qk_norm: a norm on queries and keys before they turn: of each head, or of all heads as one
-            vector.
+        qk_norm: a norm on queries and keys before their rotation: of each head, or of all heads as
+            one vector.
         norm_offset: see RMSNorm.
         sinks: one more logit a head in the softmax.
     """
@@ -155,7 +155,7 @@ class Attention(nnx.Module):
 
 
 def _normed(norm: RMSNorm, x: jax.Array) -> jax.Array:  # [T, heads, D]
-    """Over each head, or over all heads at once, as the norm's size says."""
+    """Norm of each head, or of all heads as one vector, by the norm's size."""
     return norm(x.reshape(x.shape[0], -1, norm.scale.shape[0])).reshape(x.shape)
 
 

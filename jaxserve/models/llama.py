@@ -1,5 +1,5 @@
-"""Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024) and what shares their shape, SmolLM2
-among them."""
+"""Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024), and models of the same architecture, such
+as SmolLM2."""
 
 from __future__ import annotations
 

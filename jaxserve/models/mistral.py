@@ -1,5 +1,5 @@
-"""Mistral (Jiang et al. 2023): Llama with a sliding window; Mixtral (Jiang et al. 2024): that with
-experts."""
+"""Mistral (Jiang et al. 2023): Llama with a sliding window; Mixtral (Jiang et al. 2024): the same
+with experts."""
 
 from __future__ import annotations
 

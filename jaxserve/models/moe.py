@@ -1,4 +1,4 @@
-"""Mixture of experts: tokens sorted to experts, each expert over its own tokens alone."""
+"""Mixture of experts: tokens are sorted by expert, and each expert computes its own tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax
 from jaxserve.models.config import MoEConfig
 from jaxserve.models.layers import linear, param
 
-TILE = 16  # rows of one CPU matmul; always as many, since their bits may depend on it
+TILE = 16  # rows of one CPU matmul; constant, since the bits of its results may depend on it
 
 
 class GatedUnit(Protocol):
@@ -31,8 +31,8 @@ class MoE(nnx.Module):
 
     A token's experts are those of its largest router logits; their outputs are weighted with the
     softmax over all logits, or over the chosen ones (MoEConfig.renormalize). Padding tokens go to
-    no expert and cost none any work. Experts' kernels have their inputs first, as ragged_dot takes
-    them.
+    no expert, so that none computes them. The input dimension of the experts' weights comes first,
+    as ragged_dot needs it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MoE(nnx.Module):
         self.down_bias = param((experts, hidden), ("expert", "embed"), dtype) if bias else None
 
     def __call__(self, x: jax.Array, num_tokens: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
-        """Args: num_tokens: tokens from here on are padding, and give zeros."""
+        """Args: num_tokens: the tokens after these are padding; their outputs are zeros."""
         tokens, hidden = x.shape
         count = self.config.experts_per_token
         weights, chosen = self._route(x)  # [T, N], N experts a token
@@ -84,7 +84,7 @@ class MoE(nnx.Module):
         """The experts' outputs [R, E] for rows x [R, E] in the order of their experts [R].
 
         Args:
-            sizes: [X] rows of each of the X experts; rows past them all may give anything.
+            sizes: [X] rows of each of the X experts; the outputs of rows after those are arbitrary.
         """
         if jax.default_backend() == "cpu":
             # XLA's ragged_dot multiplies every row with every expert there.
@@ -98,8 +98,8 @@ class MoE(nnx.Module):
         return out if self.down_bias is None else out + self.down_bias[...][own]
 
     def _tiles(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        """A loop over tiles of rows, each of one expert; its trip count follows the rows that are
-        there, and an expert without rows is never read."""
+        """A loop over tiles of rows, each of one expert. It runs once a tile, and
+        doesn't read the weights of an expert without rows."""
         rows = x.shape[0]
         tiles = -(-sizes // TILE)
         tile_ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2024): norms after both parts of a layer instead of before, and on q and k."""
+"""OLMo 2 (OLMo Team 2024): norms after attention and MLP instead of before them, and on q and k."""
 
 from __future__ import annotations
 

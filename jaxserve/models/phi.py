@@ -1,5 +1,5 @@
 """Phi-3 (Abdin et al. 2024) and Phi-4, which share a class: Llama with fused weights, LongRoPE, and
-in the small Phi-4 a head of which only a part turns."""
+in the small Phi-4 only a part of each head is rotated."""
 
 from __future__ import annotations
 

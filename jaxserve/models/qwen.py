@@ -16,11 +16,11 @@ def _layers(hf: HFConfig, experts: bool = False) -> tuple[LayerConfig, ...]:
     sliding = layer_types(hf, lambda i: window is not None and i >= first)
     dense = set(hf.get("mlp_only_layers") or ())
     step = hf.get("decoder_sparse_step", 1)
-    turn = rope(hf)
+    rotation = rope(hf)
     return layers(
         hf,
         lambda i: LayerConfig(
-            turn,
+            rotation,
             window if sliding[i] else None,
             experts and i not in dense and (i + 1) % step == 0,
         ),

@@ -1,4 +1,4 @@
-"""Which class serves which `architectures` entry of config.json."""
+"""The model class of each `architectures` entry of config.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CLASSES: tuple[type[Decoder], ...] = (
     Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
 )
-_NULLABLE = "sliding_window"
+_NULLABLE = "sliding_window"  # whose default is a number in some families
 ARCHITECTURES: dict[str, type[Decoder]] = {cls.__name__: cls for cls in _CLASSES}
 
 
@@ -55,9 +55,9 @@ def config_from_hf(hf: HFConfig) -> ModelConfig:
     Raises:
         UnsupportedModelError: an unknown architecture, or a field that asks for something that
             isn't implemented, or one that is missing.
-        CheckpointError: a field of another type, or one that can't be right.
+        CheckpointError: a field has the wrong type or an impossible value.
     """
     check(hf, FIELDS)
-    # Null stands for the family's default, but in a field whose default isn't null: no window.
+    # Null means the family's default, except in sliding_window: there it means no window.
     given = {name: value for name, value in hf.items() if value is not None or name == _NULLABLE}
     return model_class((hf.get("architectures") or ["unknown"])[0]).read_config(given)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) and the ways to stretch it."""
+"""Rotary position embedding (Su et al. 2021), and its scalings for longer contexts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _yarn(inverse: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray
     size = 2 * len(inverse)
 
     def dimension(turns: float) -> float:
-        """Where in the head a pair makes this many turns within the original context."""
+        """The dimension whose pair makes this many full turns within the original context."""
         ratio = scaling.original_context / (turns * 2 * math.pi)
         return size * math.log(ratio) / (2 * math.log(theta))
 

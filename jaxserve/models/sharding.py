@@ -1,4 +1,4 @@
-"""Where parameters lie on a mesh of devices: the one place that maps logical axes to mesh axes."""
+"""How parameters are placed on a mesh of devices: maps logical axes to mesh axes, here alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Attention is cut by kv heads, each with its group of query heads; what isn't here is whole on
-# every device.
+# Attention is sharded by kv heads, each with its group of query heads. Axes that aren't listed are
+# replicated.
 MESH_AXES: Mapping[str, str] = {
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -26,7 +26,7 @@ def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
 
     Args:
         parameters: a model's, abstract or not.
-        mesh: axes of other names than MESH_AXES' values cut nothing.
+        mesh: its axes whose names aren't in MESH_AXES' values shard nothing.
     """
     return {
         path: _sharding(variable.get_metadata("out_sharding"), variable.shape, mesh)
@@ -35,10 +35,10 @@ def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
 
 
 def _sharding(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    cuts: list[str | None] = []
+    spec: list[str | None] = []
     for name, size in zip(axes, shape, strict=True):
         axis = MESH_AXES.get(name or "")
-        # A dimension that can't be cut evenly stays whole.
-        fits = axis in mesh.shape and axis not in cuts and size % mesh.shape[axis] == 0
-        cuts.append(axis if fits else None)
-    return NamedSharding(mesh, PartitionSpec(*cuts))
+        # A dimension that the axis doesn't divide evenly is replicated.
+        fits = axis in mesh.shape and axis not in spec and size % mesh.shape[axis] == 0
+        spec.append(axis if fits else None)
+    return NamedSharding(mesh, PartitionSpec(*spec))

@@ -15,20 +15,22 @@ class SmolLM3ForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
         interval = hf.get("no_rope_layer_interval", 4)
-        every = hf.get("no_rope_layers")  # 1 where a layer turns, whatever the name says
+        every = hf.get("no_rope_layers")  # 1 where a layer has rope, despite the name
         if every is not None and len(every) != require(hf, "num_hidden_layers"):
             raise CheckpointError(f"no_rope_layers has {len(every)} entries, not one a layer")
         window = hf.get("sliding_window") if hf.get("use_sliding_window", False) else None
 
-        def turned(i: int) -> bool:
+        def has_rope(i: int) -> bool:
             return bool(every[i]) if every is not None else (i + 1) % interval != 0
 
-        sliding = layer_types(hf, lambda i: window is not None and not turned(i))
-        turn = rope(hf, theta=2_000_000.0)
+        sliding = layer_types(hf, lambda i: window is not None and not has_rope(i))
+        rotation = rope(hf, theta=2_000_000.0)
         return read_config(
             {"tie_word_embeddings": True, **hf},
             layers=layers(
                 hf,
-                lambda i: LayerConfig(turn if turned(i) else None, window if sliding[i] else None),
+                lambda i: LayerConfig(
+                    rotation if has_rope(i) else None, window if sliding[i] else None
+                ),
             ),
         )

@@ -1,0 +1,1 @@
+"""Sampling: a request's parameters, the device sampler, token masks and grammars."""

@@ -1,4 +1,4 @@
-"""Structured output by llguidance: a grammar compiled once, and its state along one output."""
+"""Structured output by llguidance: compiled grammars, and the state of each output under one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.mask_bits import mask_words
 from jaxserve.sampling.params import StructuredOutputsParams
 
-MAX_SOURCE = 250_000  # characters; a rule of a few of them is a level of the compiler's recursion
-STEP_ITEMS = 10_000  # of a mask's parse: an ambiguous grammar would take seconds for more
-# Processor time that an output's masks may have taken: so much, and more with each token. They hold
-# up every request's step; a usual mask takes 50 us, and the parse of an ambiguous grammar more with
-# each character.
+MAX_SOURCE = 250_000  # characters; a rule takes a few, and the compiler recurses once for each rule
+STEP_ITEMS = 10_000  # parser items a mask; with an ambiguous grammar more would take seconds
+# Limit on the processor time of all masks of one output: a constant, and a part for each token.
+# Masks delay the step of all requests. A usual one takes 50 us; the parse of an ambiguous grammar
+# takes longer with each character.
 MASKS_S, MASKS_S_PER_TOKEN = 0.5, 0.01
-# Of all masks of a step. Once it is spent, an output's own limit is its share and some.
-STEP_S, SOME_S = 0.5, 0.1
-# Bytes that a grammar grows by in a second of its masks' processor time: measured 50 to 85 MiB with
-# expressions made for it, and under 1 MiB in all with usual ones.
+# Processor time for all masks of one step. Once it is spent, an output is limited to a smaller
+# constant and, for each token, its share of the step's time.
+STEP_S, SHARED_MASKS_S = 0.5, 0.1
+# Bytes by which a grammar grows in a second of its masks' processor time: 50 to 85 MiB were
+# measured with expressions chosen for it, and under 1 MiB in all with usual ones.
 GROWTH = 2**26
-_REFUSED = "doesn't satisfy the grammar"  # of a token; its other errors are limits
+_REFUSED = "doesn't satisfy the grammar"  # llguidance's error for a token; the others are limits
 
 
 class GrammarError(EngineError):
-    """The output broke its grammar, which its masks should have kept it from."""
+    """The output violates its grammar, which its masks should have prevented."""
 
 
 class StepBudget:
-    """Processor time for the masks of one step.
+    """What is left of the processor time for the masks of one step.
 
     Args:
         rows: outputs that share it.
@@ -45,16 +46,17 @@ class StepBudget:
 
 
 class Grammar:
-    """A compiled grammar; start() gives the state of an output that has yet to begin.
+    """A compiled grammar; start() returns the state of a new output.
 
-    All its outputs share one lexer, whose states become more as they go on, and stay; once there
-    are 250,000, no output that needs another can go on.
+    All outputs of a grammar share one lexer. Its states are never freed, and after 250,000 of them
+    an output that needs another fails.
 
-    new_bytes: what it took when it was new; 0 if nobody has measured it.
-    used_s: processor time of its outputs' masks; infinite once one of them has met a limit.
+    Attributes:
+        new_bytes: memory that it took when it was compiled; 0 if that wasn't measured.
+        used_s: processor time of its outputs' masks; infinite after one has reached a limit.
 
     Args:
-        first: packed bits of the tokens that may come first.
+        first: packed mask of the first token.
     """
 
     def __init__(self, matcher: LLMatcher, first: np.ndarray) -> None:
@@ -63,15 +65,16 @@ class Grammar:
 
     @property
     def size(self) -> float:
-        """Bytes that it may take by now, an estimate."""
+        """Estimate of the bytes that it takes now."""
         return self.new_bytes + GROWTH * self.used_s
 
     def start(self) -> GrammarState:
+        """The state of a new output."""
         return GrammarState(self, self._matcher.deep_copy())
 
 
 class GrammarState:
-    """Follows one output, token by token."""
+    """The grammar's state after the tokens of one output so far."""
 
     def __init__(self, grammar: Grammar, matcher: LLMatcher) -> None:
         self._grammar, self._matcher = grammar, matcher
@@ -80,17 +83,18 @@ class GrammarState:
         self._spent_s = 0.0
 
     def mask(self, outputs: Sequence[int], budget: StepBudget) -> np.ndarray:
-        """Packed bits of the tokens that may follow `outputs`, which go on from the last call's.
+        """Packed mask of the tokens that may follow `outputs`.
 
-        The array is reused by the next call. Its time is taken out of the step's budget; where that
-        is spent already, an output that has taken more than its share, token by token, can't go on.
+        `outputs` must begin with those of the last call. The array is reused by the next call. The
+        time is subtracted from the step's budget; if nothing is left of that, an output that has
+        used more than its share fails.
 
         Raises:
-            GrammarError: they break the grammar.
-            InvalidRequestError: it is too complex to follow.
+            GrammarError: the outputs violate the grammar.
+            InvalidRequestError: the grammar is too complex to follow.
         """
         if budget.left_s < 0:
-            self._check(SOME_S, budget.share_s)
+            self._check(SHARED_MASKS_S, budget.share_s)
         began = time.thread_time()
         new = list(outputs[self._consumed :])
         self._consumed += len(new)
@@ -112,6 +116,7 @@ class GrammarState:
         return self._bits
 
     def _check(self, most_s: float, most_s_per_token: float) -> None:
+        """Raises if the masks of this output have taken too long."""
         if self._spent_s > most_s + most_s_per_token * self._consumed:
             raise InvalidRequestError(
                 "the grammar is too complex to follow, make it simpler: it took "
@@ -125,7 +130,7 @@ class GrammarCompiler:
 
     Args:
         tokenizer_json: a `tokenizers` tokenizer as JSON.
-        vocab: tokens that may be drawn, V.
+        vocab: number of tokens that may be drawn, V.
         eos_token_ids: ids that may end a complete output.
     """
 
@@ -146,7 +151,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         first = np.zeros(self._words, np.int32)
         if not matcher.is_error():
-            # The costliest mask is often the first. What it finds is kept for all copies.
+            # The first mask is often the most expensive one. All copies reuse its results.
             matcher.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
         if matcher.is_error():
             raise InvalidRequestError(
@@ -161,7 +166,7 @@ def _source(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
-        # Alternatives of a grammar cost more each, and there may be but 2,000.
+        # As alternatives of a grammar they would cost more, and at most 2,000 are allowed.
         return LLMatcher.grammar_from_regex("|".join(map(re.escape, params.choice)))
     if params.grammar is not None:
         return LLMatcher.grammar_from_lark(params.grammar)
@@ -170,10 +175,10 @@ def _source(params: StructuredOutputsParams) -> str:
 
 
 def _error(matcher: LLMatcher) -> GrammarError | InvalidRequestError:
-    """Why a matcher that has run into an error can't go on."""
+    """The error of a matcher that has failed."""
     reason = _first_line(matcher)
     if _REFUSED in reason:
-        return GrammarError(f"the output can't go on under its grammar: {reason}")
+        return GrammarError(f"the output violates its grammar: {reason}")
     return InvalidRequestError(
         f"the grammar is too complex to follow, make it simpler: {reason}", "structured_outputs"
     )

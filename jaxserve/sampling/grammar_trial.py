@@ -1,9 +1,9 @@
-"""A process that compiles each grammar once, to see whether it can be.
+"""A process that compiles each grammar first, to find out whether it takes too much time or memory.
 
-A few words can be a grammar that takes llguidance minutes or gigabytes; a thread that compiles it
-can't be stopped, and what it compiles can't be sent from one process to another. So a grammar is
-first compiled in a process with limits, which the kernel ends when they are passed, and only one
-that is well is compiled again where it is used: that takes as long as it took here.
+A grammar of a few words can take llguidance minutes or gigabytes. A thread that compiles it can't
+be stopped, and a compiled grammar can't be sent to another process. So each grammar is compiled
+first in a process with limits, which the kernel ends when one is exceeded. Only a grammar that
+compiles there is compiled again where it is used, which takes as long as it did in the trial.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, Ove
 from jaxserve.sampling.grammar import GrammarCompiler
 from jaxserve.sampling.params import StructuredOutputsParams
 
-PATIENCE_S = 60.0  # by the clock
-LOOK_S = 0.1  # between looks at whether the grammar is still wanted
-LIMIT_BYTES = 2**30  # beyond what the process holds before
-OUT_OF_MEMORY = 3  # the process's exit status
-STACK_BYTES = 2**28  # llguidance recurses rule by rule, and an overflow ends the process
+TIMEOUT_S = 60.0  # for one grammar, in elapsed time
+POLL_S = 0.1  # between checks whether the grammar is still wanted
+LIMIT_BYTES = 2**30  # for one grammar
+OUT_OF_MEMORY = 3  # exit status of the process
+STACK_BYTES = 2**28  # llguidance recurses once for each rule, and an overflow ends the process
 
-# What a GrammarCompiler is made of.
+# The arguments of GrammarCompiler.
 Vocabulary = tuple[str, int, Sequence[int]]
-_Answer = tuple[str, int]  # why the grammar is refused, if it is; bytes that it takes
+_Answer = tuple[str, int]  # why the grammar is refused, or ""; bytes that it takes
 
 
 class TooCostlyError(InvalidRequestError):
-    """A grammar takes more than a limit to compile."""
+    """Compiling the grammar takes more time or memory than is allowed."""
 
 
 class TooSlowError(TooCostlyError):
-    """It takes more processor time."""
+    """Compiling the grammar takes more processor time than is allowed."""
 
 
 class GrammarTrial:
-    """Starts the process when it is needed, and anew once a grammar has ended it.
+    """Starts the process when it is needed, and again after a grammar has ended it.
 
     Args:
-        vocabulary: gives the arguments of GrammarCompiler.
-        limit_s: of processor time, for one grammar.
+        vocabulary: returns the arguments of GrammarCompiler.
+        limit_s: processor time for one grammar, in seconds.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], limit_s: int) -> None:
@@ -62,17 +62,18 @@ class GrammarTrial:
         self._closed, self._changing = False, threading.Lock()
 
     def check(self, params: StructuredOutputsParams, wanted: Callable[[], bool]) -> int:
-        """Bytes that the grammar takes once it is compiled; 0 where nobody can tell.
+        """Bytes that the compiled grammar takes; 0 if that can't be measured here.
 
         Args:
-            wanted: asked again and again; once it says no, the process is ended.
+            wanted: whether the grammar is still needed; called every POLL_S. After False the
+                process is ended.
 
         Raises:
-            TooCostlyError, TooSlowError: it took more than a limit.
+            TooCostlyError, TooSlowError: it exceeded a limit.
             InvalidRequestError: it can't be compiled.
-            OverloadedError: it took too long by the clock.
-            EngineError: the process can't be started, or broke, or all is being closed, or nobody
-                wants the grammar any more.
+            OverloadedError: it took longer than TIMEOUT_S.
+            EngineError: the process can't be started or has crashed, close() was called, or the
+                grammar isn't wanted any more.
         """
         if self._process is None or self._process.poll() is not None:
             self._start(wanted)
@@ -85,7 +86,7 @@ class GrammarTrial:
         return size
 
     def close(self) -> None:
-        """Ends the process for good; a thread in check() sees that."""
+        """Ends the process, and with it a check() in another thread."""
         with self._changing:
             self._closed = True
             self._kill()
@@ -100,12 +101,14 @@ class GrammarTrial:
         if not self._ask(self._vocabulary(), wanted):
             assert self._process is not None
             status = self._process.wait()
-            raise EngineError(f"the process that tries grammars ended with status {status}")
+            raise EngineError(
+                f"the process that compiles grammars first ended with status {status}"
+            )
 
     def _launch(self, *arguments: str) -> None:
         with self._changing:
             if self._closed:
-                raise EngineError("no grammar is compiled any more: the engine ends")
+                raise EngineError("no grammar is compiled any more: the engine shuts down")
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE,
@@ -116,33 +119,34 @@ class GrammarTrial:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def _ask(self, question: object, wanted: Callable[[], bool]) -> bytes:
-        """The process's answer, a line; an empty one if it has ended."""
+        """The process's answer, a line; empty if the process has ended."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        inbox, outbox = process.stdin.fileno(), process.stdout.fileno()
-        until = time.monotonic() + PATIENCE_S
+        to_process, from_process = process.stdin.fileno(), process.stdout.fileno()
+        until = time.monotonic() + TIMEOUT_S
         unsent, answer = memoryview(msgspec.json.encode(question) + b"\n"), b""
         with suppress(BrokenPipeError):
             while unsent:
-                self._await(inbox, select.POLLOUT, until, wanted)
-                unsent = unsent[os.write(inbox, unsent) :]
+                self._wait_for(to_process, select.POLLOUT, until, wanted)
+                unsent = unsent[os.write(to_process, unsent) :]
         while not answer.endswith(b"\n"):
-            self._await(outbox, select.POLLIN, until, wanted)
-            if not (more := os.read(outbox, 2**16)):
+            self._wait_for(from_process, select.POLLIN, until, wanted)
+            if not (more := os.read(from_process, 2**16)):
                 return b""
             answer += more
         return answer
 
-    def _await(self, pipe: int, event: int, until: float, wanted: Callable[[], bool]) -> None:
-        """Returns once the process takes or has something; ends it if that isn't to be awaited."""
+    def _wait_for(self, pipe: int, event: int, until: float, wanted: Callable[[], bool]) -> None:
+        """Waits until the pipe is ready; ends the process and raises if that is no use or takes too
+        long."""
         pipes = select.poll()
         pipes.register(pipe, event)
-        while not pipes.poll(LOOK_S * 1000):
+        while not pipes.poll(POLL_S * 1000):
             if not wanted():
                 self._kill()
-                raise EngineError("nobody wants the grammar any more")
+                raise EngineError("the grammar isn't needed any more")
             if time.monotonic() > until:
                 self._kill()
                 raise OverloadedError(
@@ -150,17 +154,19 @@ class GrammarTrial:
                 )
 
     def _end(self) -> JaxserveError:
-        """Why the process has ended in the middle of a grammar; lets go of it."""
+        """The error that ended the process while it compiled a grammar."""
         process, kind = self._process, TooCostlyError
         assert process is not None
         with suppress(BrokenPipeError), process:
             status = process.wait()
         if status == -signal.SIGXCPU:
             kind, limit = TooSlowError, f"{self._limit_s} s of processor time"
-        elif status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):  # also of the stack
+        elif status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):  # or a stack overflow
             limit = f"{LIMIT_BYTES >> 20} MiB of memory"
         else:
-            return EngineError(f"the process that tries grammars ended with status {status}")
+            return EngineError(
+                f"the process that compiles grammars first ended with status {status}"
+            )
         message = f"the grammar took more than {limit} to compile: make it simpler"
         return kind(message, "structured_outputs")
 
@@ -173,9 +179,9 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _limit_next(seconds: int) -> None:
-    """Has the kernel end this process if it goes on for so long, or takes much more memory."""
+    """Limits the processor time and the memory of this process, from now on."""
     _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
-    with suppress(FileNotFoundError):  # on macOS, which knows no such limit either
+    with suppress(FileNotFoundError):  # on macOS, which doesn't have this limit either
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + LIMIT_BYTES)
 
@@ -193,7 +199,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _heap_bytes() -> int:
-    """What malloc has given this process and not got back; 0 where the C library can't tell."""
+    """Bytes that this process has allocated with malloc; 0 if the C library doesn't say."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -204,7 +210,7 @@ def _heap_bytes() -> int:
 
 
 def _answer_all(seconds: int) -> None:
-    """Answers the vocabulary, and then each grammar."""
+    """Reads the vocabulary and then grammars, and writes an answer to each."""
     lines, answers = sys.stdin.buffer, sys.stdout.buffer
 
     def answer(refusal: str, size: int) -> None:
@@ -227,7 +233,7 @@ def _answer_all(seconds: int) -> None:
 
 
 def _answer_or_exit(seconds: int) -> None:
-    """A thread's exception ends no process by itself."""
+    """Ends the process after an exception, which in a thread would not."""
     try:
         _answer_all(seconds)
     except MemoryError:
@@ -238,7 +244,7 @@ def _answer_or_exit(seconds: int) -> None:
 
 
 def main(seconds: str) -> None:
-    """Entry of the process, which ends when its input does."""
+    """Entry point of the process, which ends at the end of its input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to handle
     _limit(resource.RLIMIT_CORE, 0)
     threading.stack_size(STACK_BYTES)

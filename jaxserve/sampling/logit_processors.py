@@ -1,4 +1,4 @@
-"""What changes logits before the draw: bias, masks and penalties, from tables on the device."""
+"""Changes of the logits before the draw: bias, masks and penalties, from tables on the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxserve.sampling.row_settings import SamplingRows
 
 
 class SamplingTables(NamedTuple):
-    """Persistent state, one row a slot; rows of slots that don't ask for it may hold anything.
+    """Persistent state, one row a slot. Rows of slots that don't use a table are arbitrary.
 
     Args:
         counts: [N+1, V] int32, twice a token's count in the output, plus 1 if the prompt has it.
             The step keeps it up to date.
         masks: [N+1, ceil(V / 32)] int32, bit i of word w set where token 32 w + i may be drawn.
-        bias: [N+1, 2, MAX_LOGIT_BIAS] int32, token ids (V is none) and bits of float32 values.
+        bias: [N+1, 2, MAX_LOGIT_BIAS] int32, token ids (V if unused) and bits of float32 values.
     """
 
     counts: jax.Array
@@ -43,7 +43,8 @@ def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> ja
     tokens = jnp.where(rows.biased[:, None], bias[:, 0], vocab)
     values = jax.lax.bitcast_convert_type(bias[:, 1], jnp.float32)
     row = jnp.arange(logits.shape[0])[:, None]
-    # Not added to the logits in place: they would be copied first, in plain batches too.
+    # Added to zeros first: XLA would copy the logits to add to them in place, even in batches
+    # without a bias.
     logits = logits + jnp.zeros_like(logits).at[row, tokens].add(values, mode="drop")
 
     bits = tables.masks[rows.slot][:, :, None] >> jnp.arange(WORD)
@@ -59,12 +60,12 @@ def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> ja
 
 
 def count(counts: jax.Array, slots: jax.Array, ids: jax.Array, kept: jax.Array) -> jax.Array:
-    """Counts [N+1, V] with the tokens ids [S] drawn in slots [S] where kept [S]."""
+    """Counts [N+1, V] with the ids [S] added that were drawn in slots [S], where kept [S]."""
     return counts.at[slots, ids].add(2 * kept.astype(jnp.int32), mode="drop")
 
 
 def counts_row(prompt: list[int], outputs: list[int], vocab: int) -> np.ndarray:
-    """The counts [V] of a sequence with these tokens; ids in the model's padding are left out."""
+    """The counts [V] of a sequence with these tokens; ids past V are left out."""
     row = np.zeros(vocab, np.int32)
     seen = np.array(prompt)
     row[seen[seen < vocab]] = 1

@@ -14,7 +14,7 @@ Array = TypeVar("Array", np.ndarray, jax.Array)
 
 
 class Logprobs(NamedTuple, Generic[Array]):
-    """Of R positions, each about its own token.
+    """Log-probabilities at R positions, each of one token and of the likeliest ones.
 
     Args:
         chosen: [R] float32, log-probability of the token.
@@ -32,7 +32,7 @@ class Logprobs(NamedTuple, Generic[Array]):
 def token_logprobs(
     logits: jax.Array, ids: jax.Array, wanted: jax.Array, one_by_one: bool = False
 ) -> Logprobs[jax.Array]:
-    """Logprobs of ids [R] under logits [R, V]; zeros, at no cost, unless some are wanted [R].
+    """Logprobs of ids [R] under logits [R, V]; zeros, without the cost, if none is wanted [R].
 
     Args:
         one_by_one: see sampler.sample.
@@ -58,8 +58,8 @@ def token_logprobs(
 
 
 def logprobs_of(logits: jax.Array, ids: jax.Array) -> Logprobs[jax.Array]:
-    """Logprobs of ids [R] under logits [R, V]; a prompt's id past V, which no step can draw, has
-    none of the probability."""
+    """Logprobs of ids [R] under logits [R, V]; -inf for a prompt's id past V, which can't be
+    drawn."""
     chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1, mode="fill", fill_value=-jnp.inf)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     top, top_ids = jax.lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))

@@ -1,4 +1,4 @@
-"""Token masks as bits: bit i of word w stands for token 32 w + i."""
+"""Packed token masks: bit i of word w is token 32 w + i."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens a row may draw, kept on the host as packed bits and uploaded when they change."""
+"""The tokens that a row may draw: packed masks on the host, uploaded when they change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MaskRules:
     """A request's rules; each of its outputs starts a TokenMask of its own.
 
     Args:
-        allowed: [V] bool, tokens that are never ruled out by themselves.
-        stop_ids, min_tokens: these ids are ruled out before so many tokens.
-        phrases: token ids that may not follow one another, each two or more.
+        allowed: [V] bool, False for tokens that are excluded at every position.
+        stop_ids, min_tokens: these ids are excluded until the output has so many tokens.
+        phrases: sequences of two or more ids; the last is excluded after the others.
         grammar: what the output must match.
     """
 
@@ -39,13 +39,13 @@ class MaskRules:
         grammar: Grammar | None,
         vocab: int,
     ) -> MaskRules | None:
-        """The rules of a request; None if any token may be drawn at any time.
+        """The rules of a request; None if any token may be drawn at any position.
 
         Args:
             bad_words: the token ids of params.bad_words.
 
         Raises:
-            UnprocessableError: no token may come first.
+            UnprocessableError: no token is allowed at the first position.
         """
         early = params.min_tokens > 0 and bool(stop_ids)
         if not (early or bad_words or grammar or params.allowed_token_ids):
@@ -64,7 +64,7 @@ class MaskRules:
         return rules
 
     def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
-        """The packed mask [ceil(V / 32)] int32 of output token `position`, but for the grammar's
+        """The packed mask [ceil(V / 32)] int32 of output token `position`, without the grammar's
         part."""
         allowed = self.allowed
         ended = [p[-1] for p in self.phrases if p[:-1] == tuple(outputs[-(len(p) - 1) :])]
@@ -79,7 +79,7 @@ class MaskRules:
         """Raises UnprocessableError if a packed mask allows no token."""
         if not row.any():
             raise UnprocessableError(
-                f"the request rules out every token at output position {position}: loosen its "
+                f"the request rules out every token at output position {position}: relax its "
                 "allowed_token_ids, bad_words, min_tokens or structured output"
             )
 
@@ -98,7 +98,7 @@ class TokenMask:
 
     @property
     def needs_each_token(self) -> bool:
-        """See MaskRules."""
+        """As MaskRules.needs_each_token."""
         return self._rules.needs_each_token
 
     def changes(self, position: int) -> bool:
@@ -110,11 +110,11 @@ class TokenMask:
 
         Args:
             outputs: the tokens before it, if the rules need them.
-            budget: of the step.
+            budget: processor time for the step's masks.
 
         Raises:
-            GrammarError: the outputs break the grammar.
-            InvalidRequestError: it has grown too complex.
+            GrammarError: the outputs violate the grammar.
+            InvalidRequestError: the grammar is too complex to follow.
             UnprocessableError: no token is allowed.
         """
         row = self._rules.row(position, outputs)
@@ -125,7 +125,7 @@ class TokenMask:
 
 
 def pack_mask(allowed: np.ndarray) -> np.ndarray:
-    """Bits [ceil(V / 32)] int32 of a mask [V] bool."""
+    """The packed mask [ceil(V / 32)] int32 of a mask [V] bool."""
     padded = np.zeros(mask_words(len(allowed)) * WORD, np.bool_)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").view(np.int32)

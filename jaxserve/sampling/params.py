@@ -1,4 +1,4 @@
-"""SamplingParams: what a user may ask of the sampler, validated once, with vLLM's names."""
+"""SamplingParams: how a request is sampled and ended; validated, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_TOP_K = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
-MAX_BAD_WORDS = 300  # each is looked for at every token
+MAX_BAD_WORDS = 300  # each is compared with the output at every token
 MAX_BAD_WORD = 256  # characters
 MAX_N = 128
 REPETITION_RANGE = (1e-6, 1e6)  # beyond it the logits overflow
-MAX_BEAM_WIDTH = 16  # and stop tokens beside them among the MAX_LOGPROBS that a step reports
+MAX_BEAM_WIDTH = 16  # leaves room for stop tokens in the MAX_LOGPROBS that a step reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StructuredOutputsParams:
 
     Raises:
         InvalidRequestError: none is given, several are, or one is malformed. Whether a schema,
-            an expression or a grammar compiles is found out by the engine.
+            an expression or a grammar compiles is checked by the engine.
     """
 
     json: str | dict[str, Any] | None = None
@@ -72,11 +72,12 @@ class StructuredOutputsParams:
 class BeamSearchParams:
     """Beam search: the `beam_width` likeliest outputs so far are continued side by side.
 
-    Order of events and scores as transformers' generate(num_beams=beam_width): an output that ends
-    scores the sum of its tokens' logprobs over its length to the power of length_penalty.
+    The order of the steps and the scores are those of transformers' generate(num_beams=beam_width):
+    the score of an output that ends is the sum of its tokens' logprobs, divided by its length to
+    the power of length_penalty.
 
     Args:
-        beam_width: beams, and outputs kept for the end. Range [1, MAX_BEAM_WIDTH].
+        beam_width: beams, and best ended outputs that are kept. Range [1, MAX_BEAM_WIDTH].
         length_penalty: above 0 favours long outputs, below 0 short ones. Range [-10, 10].
         early_stopping: True ends the search once beam_width outputs have ended; False when the
             best beam would score less than all of them if it ended now; "never" when it could
@@ -100,7 +101,7 @@ class BeamSearchParams:
             )
 
 
-# What a beam search, which follows the model's own distribution token by token, can't honour.
+# Fields that can't be used with beam search, which follows the model's own distribution.
 NOT_WITH_BEAMS = (
     *("top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop", "bad_words", "allowed_token_ids", "logit_bias"),
@@ -110,11 +111,11 @@ NOT_WITH_BEAMS = (
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose and end the tokens of one request.
+    """How the tokens of one request are chosen, and when its outputs end.
 
-    The order on the device: allowed ids, bad words, min_tokens and logit_bias; penalties;
-    temperature; min_p, top_k, top_p, typical_p; the draw. Logprobs are those of the model, before
-    all of it.
+    They are applied in this order: allowed ids, bad words, min_tokens and logit_bias; penalties;
+    temperature; min_p, top_k, top_p, typical_p; the draw. Logprobs are the model's own, before any
+    of these.
 
     Args:
         n: outputs of the one prompt; output i draws as seed + i does. At most MAX_N.
@@ -128,28 +129,28 @@ class SamplingParams:
         frequency_penalty: the same, times the token's count in the output. Range [-2, 2].
         repetition_penalty: divides positive logits, and multiplies others, of each token in the
             prompt or the output (Keskar et al., 2019, section 4.1). In REPETITION_RANGE.
-        seed: makes the draws reproducible whatever else runs; None draws a fresh one.
+        seed: makes the draws reproducible, whatever other requests run; None draws a new one.
         max_tokens: most tokens to generate; None means up to the model's context length.
         min_tokens: stop tokens, EOS included, can't be drawn before so many tokens.
         stop: strings that end the text; the text is cut before them.
-        stop_token_ids: extra ids that end the output, beside the model's own EOS ids.
+        stop_token_ids: ids that end the output, in addition to the model's own EOS ids.
         include_stop_str_in_output: cut after the stop string or token instead.
-        bad_words: strings whose tokens may not appear in a row; at most MAX_BAD_WORDS, of
+        bad_words: strings whose tokens may not appear one after another; at most MAX_BAD_WORDS, of
             MAX_BAD_WORD characters.
         allowed_token_ids: only these can be drawn; None allows all.
         logit_bias: added to the logits of token ids, each in [-100, 100].
-        logprobs: how many of the likeliest tokens to report at each position, beside the one
-            drawn; None reports nothing. Range [0, MAX_LOGPROBS].
+        logprobs: how many of the likeliest tokens to report at each position, in addition to
+            the one drawn; None reports nothing. Range [0, MAX_LOGPROBS].
         prompt_logprobs: the same for the prompt's tokens.
         ignore_eos: go on after the model's EOS ids (stop_token_ids still end it, and a structured
             output that is complete ends all the same).
         skip_special_tokens: leave special tokens out of the text.
-        truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1 keeps what the
-            model can take.
+        truncate_prompt_tokens: keep only this many tokens at the end of the prompt; -1 keeps as
+            many as fit the context.
         structured_outputs: what the output must match.
         beam_search: search for the likeliest outputs instead of drawing; the n best are returned,
-            at the end. temperature and seed have no part in it; NOT_WITH_BEAMS lists what it
-            refuses.
+            at the end. temperature and seed are ignored; NOT_WITH_BEAMS lists the fields that are
+            refused.
 
     Raises:
         InvalidRequestError: names the field and its range.
@@ -223,7 +224,7 @@ class SamplingParams:
         if self.logit_bias is None:
             object.__setattr__(self, "logit_bias", {})
         try:
-            # JSON's keys are strings.
+            # Keys in JSON are strings.
             bias = {
                 int(token) if isinstance(token, str) else index(token): value
                 for token, value in self.logit_bias.items()
@@ -282,7 +283,7 @@ class SamplingParams:
                 )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuses token ids that can't be drawn (XLA would clamp or drop them silently).
+        """Refuses token ids that can't be drawn (XLA would silently clamp or drop them).
 
         Args:
             vocab_size: of the tokenizer; the model's may be padded beyond it.
@@ -303,7 +304,7 @@ class SamplingParams:
 
 
 def check_number(name: str, value: Any, low: float, high: float, whole: bool = False) -> None:
-    """Raises InvalidRequestError unless value is a finite number, and no bool, in [low, high]."""
+    """Raises InvalidRequestError unless value is a finite number in [low, high], and not a bool."""
     kinds = (int,) if whole else (int, float)
     ok = isinstance(value, kinds) and math.isfinite(value) and low <= value <= high
     if isinstance(value, bool) or not ok:

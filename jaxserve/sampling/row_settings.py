@@ -1,4 +1,4 @@
-"""One row's sampling settings: packed on the host into two vectors, unpacked on the device."""
+"""Sampling settings of a row: packed into two vectors on the host, unpacked on the device."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ NUM_INTS = 6
 NUM_FLOATS = 7
 NUM_LOGPROBS = 3  # column of the ints
 GREEDY_INTS = (0, 0, 0, -1, 0, 0)
-LEAST_TEMPERATURE = 1e-30  # far below it a device may take it for 0, and divide by it
+LEAST_TEMPERATURE = 1e-30  # smaller ones are greedy: a device may flush them to 0, and divide by 0
 GREEDY_FLOATS = (0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
 
 
 class SamplingRows(NamedTuple):
-    """One row's settings an entry, each [S] unless it says otherwise.
+    """Settings of S rows, one array a setting; [S] unless stated otherwise.
 
     Args:
-        slot: int32, the row's place in the SamplingTables.
+        slot: int32, the row of the SamplingTables.
         position: int32, index of the output token drawn.
         seed: [S, 2] uint32, high and low word.
         top_k: int32; 0 keeps all.
-        num_logprobs: int32; negative asks for none.
+        num_logprobs: int32; negative for none.
         masked, biased: bool, whether the slot's mask or bias row applies.
         temperature: float32; 0 is greedy.
         top_p, min_p, typical_p: float32; 1, 0 and 1 keep all.
@@ -50,7 +50,7 @@ class SamplingRows(NamedTuple):
 
     @property
     def penalised(self) -> jax.Array:
-        """[S] bool, rows whose token counts matter."""
+        """[S] bool, rows with a penalty."""
         return (self.repetition != 1) | (self.presence != 0) | (self.frequency != 0)
 
     @property
@@ -60,7 +60,7 @@ class SamplingRows(NamedTuple):
 
 
 def is_penalised(params: SamplingParams) -> bool:
-    """Whether the slot's counts must be right."""
+    """Whether a request has a penalty, and so needs token counts."""
     return (
         params.repetition_penalty != 1
         or params.presence_penalty != 0

@@ -1,4 +1,4 @@
-"""Choosing the next token of each row, on the device, for rows that each ask for something else."""
+"""Samples the next token of each row, on the device; each row has its own settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax.extend.random import threefry2x32_p
 from jaxserve.sampling.logit_processors import SamplingTables, process
 from jaxserve.sampling.row_settings import SamplingRows
 
-LANES = 256
+LANES = 256  # tokens that are summed first, see _invert
 
 
 def sample(
@@ -17,16 +17,16 @@ def sample(
 ) -> jax.Array:
     """Token ids [S] int32 drawn from logits [S, V] float32; -1 where they aren't finite.
 
-    Processors first (see there), then temperature, min_p, top_k, top_p and typical_p, then the
-    draw, which depends on a row's seed and position alone. A batch whose rows are all greedy and
-    plain costs an argmax; one without processors doesn't pay for them.
+    First the logit processors, then temperature, min_p, top_k, top_p and typical_p, then the draw,
+    which depends on nothing but the row's seed and position. If all rows are greedy and without
+    processors the cost is an argmax; processors cost nothing if no row has any.
 
     Args:
-        one_by_one: rows that aren't greedy and plain are handled one after another, as is best on a
-            CPU: XLA runs a branch on one core, where a row stays in its cache, and a step that
-            takes no branch needn't find memory for all rows' worth of it.
+        one_by_one: handle rows one after another if they aren't greedy or have processors. That is
+            best on a CPU: XLA runs a branch on one core, whose cache holds one row, and memory is
+            needed for one row instead of all.
     """
-    # Outside the branches, to run on all cores.
+    # Outside the branches, so that it runs on all cores.
     likeliest = _argmax(logits)
     special = rows.processed | (rows.temperature > 0)
 
@@ -49,9 +49,10 @@ def sample(
 def _choose(
     logits: jax.Array, rows: SamplingRows, tables: SamplingTables, likeliest: jax.Array
 ) -> jax.Array:
-    """Token ids [S] as the rows ask for them; `likeliest` are those of the unprocessed logits."""
+    """Token ids [S] by the rows' settings; `likeliest` are those of the unprocessed logits."""
     processed, drawing = jnp.any(rows.processed), rows.temperature > 0
-    # A branch that gave back the logits themselves would have them copied in plain batches too.
+    # A branch that returned the logits themselves would make XLA copy them, even in batches without
+    # processors.
     zero = jnp.where(processed, 1.0, 0.0)
 
     def change() -> tuple[jax.Array, jax.Array]:
@@ -65,7 +66,9 @@ def _choose(
 
 def _argmax(logits: jax.Array) -> jax.Array:
     """The likeliest token [S]; -1 if a logit is NaN or inf, or none is finite."""
-    ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)  # of the NaN if there is one
+    ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(
+        jnp.int32
+    )  # that of a NaN if there is one
     return jnp.where(jnp.isfinite(jnp.take_along_axis(logits, ids, axis=-1)), ids, -1)[:, 0]
 
 

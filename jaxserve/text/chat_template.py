@@ -1,4 +1,4 @@
-"""Chat templates: Jinja from the model's own files, in a sandbox, with Hugging Face's helpers."""
+"""Chat templates: Jinja from the model's files, in a sandbox, with Hugging Face's functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChatTemplate:
 
     Args:
         sources: Jinja by name; most models have DEFAULT alone. Empty: the model has none.
-        special_tokens: what templates may name, as bos_token and eos_token.
+        special_tokens: variables of the templates, such as bos_token and eos_token.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -60,21 +60,21 @@ class ChatTemplate:
             )
         except InvalidRequestError:
             raise
-        except Exception as error:  # a template is a program: these messages made it fail
+        except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template can't render these messages: {error}", "messages"
             ) from error
 
     def replaced_by(self, source: str) -> ChatTemplate:
-        """The same special tokens, with one other template."""
+        """One other template, with the same special tokens."""
         return ChatTemplate({DEFAULT: source}, self._special_tokens)
 
     def mentions(self, word: str) -> bool:
-        """Whether any of the templates has this text in it."""
+        """Whether any of the templates contains this text."""
         return any(word in source for source in self._sources.values())
 
     def reads(self, name: str) -> bool:
-        """Whether any of the templates looks at an argument of this name."""
+        """Whether any of the templates reads an argument of this name."""
         return any(name in _arguments(source) for source in self._sources.values())
 
     def _source(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -89,7 +89,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """Takes {% generation %} ... {% endgeneration %} (marks for training) for its body alone."""
+    """Replaces {% generation %} ... {% endgeneration %}, marks for training, by its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -105,10 +105,10 @@ def _compile(source: str) -> Template:
 
 @lru_cache(maxsize=16)
 def _arguments(source: str) -> frozenset[str]:
-    """Names that a template looks up in what it is given; none if it is no template at all."""
+    """Names of the arguments that a template reads; empty if it isn't valid Jinja."""
     try:
         return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
-    except TemplateSyntaxError:  # render() tells
+    except TemplateSyntaxError:  # which render() reports
         return frozenset()
 
 
@@ -133,7 +133,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes <, > and & for HTML, which would reach the model.
+    # Jinja's own filter escapes <, > and & for HTML, and the model would see that.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,7 +1,7 @@
-"""Detokenizer: ids of one choice to text as they arrive, cut at stop strings.
+"""Detokenizer: turns the ids of one choice into text as they arrive, and cuts it at stop strings.
 
-Work per token doesn't depend on the length of the output: a byte-level vocabulary is decoded byte
-by byte, any other through a short window of its last tokens.
+The work for a token doesn't depend on the length of the output: a byte-level vocabulary is decoded
+byte by byte, any other by a short window of the last tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jaxserve.outputs import CompletionDelta, FinishReason
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer
 
-# A character has at most 4 bytes, so 4 tokens: text that still ends in U+FFFD then isn't waiting
-# for the rest of one, it is invalid.
+# A character has at most 4 bytes, and so 4 tokens. If the text of as many still ends in U+FFFD, the
+# bytes are invalid, not incomplete.
 _MAX_PENDING_TOKENS = 4
 
 
@@ -23,7 +23,7 @@ class Detokenizer:
     """The text of one choice.
 
     Args:
-        params: stop strings, and whether special tokens show.
+        params: stop strings, and whether special tokens are part of the text.
         index: which of the request's choices; put on every delta.
     """
 
@@ -43,21 +43,22 @@ class Detokenizer:
         finish_reason: FinishReason | None = None,
         stop_reason: int | str | None = None,
     ) -> CompletionDelta:
-        """Takes the next ids and gives the text that they release.
+        """Adds the next ids, and returns the text that is complete with them.
 
-        Bytes of an unfinished character are held back, and text that may yet turn into a stop
-        string; the end releases both. When a stop string appears, the text ends before it and the
-        ids with the token that completed it, and finish_reason becomes "stop" whatever was given.
-        A token that ended the output (finish_reason "stop") isn't shown. Either stays in the text
-        if the params include it. After the end, nothing more comes: empty deltas.
+        Bytes of an incomplete character are held back until it is complete, and text that may be
+        the beginning of a stop string until it isn't; at the end of the output, both are returned.
+        When a stop string appears, the text ends before it and the ids with the token that
+        completed it, and finish_reason becomes "stop", whatever the argument. A token that ended
+        the output (finish_reason "stop") isn't part of the text. With include_stop_str_in_output,
+        both are. After the end, deltas are empty.
 
         Args:
             token_ids: one or more, or none with a finish_reason.
-            finish_reason, stop_reason: as the engine found them; None while it goes on.
+            finish_reason, stop_reason: as the engine found them; None while the output goes on.
         """
         if self.finished:
             return CompletionDelta(self._index, "")
-        if finish_reason is None and not self._has_stops:  # nearly always
+        if finish_reason is None and not self._has_stops:  # the usual case
             text = "".join(map(self._decoder.add, token_ids))
             return CompletionDelta(self._index, text, tuple(token_ids))
         shown = len(token_ids) - (finish_reason == "stop" and not self._shows_stop)
@@ -88,10 +89,10 @@ class Detokenizer:
 
 class _Decoder(Protocol):
     def add(self, token_id: int) -> str:
-        """Text that this token completes."""
+        """The text that this token completes."""
 
     def flush(self) -> str:
-        """What is still held back; half a character becomes U+FFFD."""
+        """The text that is still held back; an incomplete character becomes U+FFFD."""
 
 
 class _ByteDecoder:
@@ -101,7 +102,7 @@ class _ByteDecoder:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._inside = False  # a character has begun
+        self._inside = False  # after the first byte of a character that isn't complete
 
     def add(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -117,8 +118,8 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """Other vocabularies: what the last tokens add to the text of those before them, since the
-    text of a token may depend on its left neighbour (a leading space, bytes of a character)."""
+    """Other vocabularies: decodes the last tokens with and without the new one, since the text of a
+    token may depend on the one before it (a leading space, bytes of a character)."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -147,8 +148,11 @@ class _WindowDecoder:
 
 
 class _StopStrings:
-    """Passes text on up to the first stop string, or past it: the one complete first, and of those
-    that end together the longest. Holds back only an end that one of them begins with."""
+    """Cuts text before the first stop string, or after it if it is to be included.
+
+    The first is the one that is complete first, and of those that end together the longest. Only
+    a suffix of the text that is a prefix of a stop string is held back.
+    """
 
     def __init__(self, stop: tuple[str, ...], included: bool) -> None:
         self._stop, self._included = stop, included
@@ -165,7 +169,7 @@ class _StopStrings:
             end, at, self.matched = min(found)
             self._held = ""
             return text[: end if self._included else at]
-        keep = self._partial(text)
+        keep = self._held_length(text)
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut]
@@ -174,8 +178,8 @@ class _StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of text that a stop string begins with."""
+    def _held_length(self, text: str) -> int:
+        """Length of the longest suffix of text that is a prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(s.startswith(text[-length:]) for s in self._stop):
                 return length

@@ -1,4 +1,4 @@
-"""A vocabulary out of GGUF metadata, as a `tokenizers.Tokenizer`: byte-level BPE, or
+"""Makes a `tokenizers.Tokenizer` from the vocabulary in GGUF metadata: byte-level BPE, or
 sentencepiece's."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
 
 
 def build_backend(header: GGUFHeader) -> Tokenizer:
-    """The vocabulary of a GGUF file; ids are its own.
+    """A tokenizer with the vocabulary of a GGUF file, and its ids.
 
     Raises:
         UnsupportedModelError: another kind of vocabulary, or an unknown pre-tokenizer.
@@ -78,7 +78,7 @@ def _sentencepiece(header: GGUFHeader) -> Tokenizer:
             str(header.path),
         )
     )
-    _frame(backend, header, tokens, add_bos=True)
+    _add_bos_and_eos(backend, header, tokens, add_bos=True)
     return backend
 
 
@@ -96,7 +96,7 @@ def _byte_level(header: GGUFHeader) -> Tokenizer:
     try:
         vocab = dict(zip(tokens, range(len(tokens)), strict=True))
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-        # Llama 3 takes a whole word that is a token without asking its merges.
+        # In Llama 3 a word that is a token becomes that token, whatever the merges.
         bpe = models.BPE(vocab, pairs, ignore_merges=llama3)
     except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(f"{header.path}: damaged vocabulary ({error})") from None
@@ -113,12 +113,14 @@ def _byte_level(header: GGUFHeader) -> Tokenizer:
             if kind in added
         ]
     )
-    _frame(backend, header, tokens, add_bos=llama3)
+    _add_bos_and_eos(backend, header, tokens, add_bos=llama3)
     return backend
 
 
-def _frame(backend: Tokenizer, header: GGUFHeader, tokens: list[str], add_bos: bool) -> None:
-    """Puts BOS and EOS around a text where the file asks for them."""
+def _add_bos_and_eos(
+    backend: Tokenizer, header: GGUFHeader, tokens: list[str], add_bos: bool
+) -> None:
+    """Adds BOS before and EOS after each text, if the file says so."""
     wanted = {
         "bos": header.get("tokenizer.ggml.add_bos_token", bool, add_bos),
         "eos": header.get("tokenizer.ggml.add_eos_token", bool, False),
@@ -128,7 +130,9 @@ def _frame(backend: Tokenizer, header: GGUFHeader, tokens: list[str], add_bos: b
         if add:
             token_id = header.token_id(name)
             if token_id is None:
-                raise CheckpointError(f"{header.path}: it asks for a {name} token and has none")
+                raise CheckpointError(
+                    f"{header.path}: it has add_{name}_token, but no {name} token"
+                )
             special[name] = (tokens[token_id], token_id)
     if special:
         before = [token for name, (token, _) in special.items() if name == "bos"]

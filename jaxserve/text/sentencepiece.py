@@ -1,7 +1,7 @@
 """Sentencepiece vocabularies (Kudo & Richardson 2018) of the BPE kind as a `tokenizers.Tokenizer`.
 
-Sentencepiece knows no merges: it joins the neighbours that make the piece with the best score.
-Here every way to make a piece of two others becomes a merge, in the order of the scores.
+Sentencepiece has no merges: it joins the two neighbours whose joined piece has the best score. Here
+every pair of pieces that joins to a third becomes a merge, in the order of the scores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model file says.
+    """The vocabulary of a model file.
 
     Args:
-        pieces, scores, kinds: one a token; the id is the place.
-        add_space_prefix: a text begins as if a space stood before it.
+        pieces, scores, kinds: one a token; its index is its id.
+        add_space_prefix: a space is put before each text.
         source: the file, for messages.
     """
 
@@ -37,8 +37,8 @@ class Vocabulary:
 
 
 def build(vocabulary: Vocabulary) -> Tokenizer:
-    """Encodes and decodes as sentencepiece does; special tokens written out in a text become their
-    ids, which sentencepiece itself never does.
+    """Encodes and decodes as sentencepiece does, except that special tokens in a text become their
+    ids.
 
     Raises:
         CheckpointError: the vocabulary is incomplete or contradicts itself.
@@ -68,7 +68,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     backend.normalizer = to_mark
     after = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocabulary.add_space_prefix:
-        # Metaspace leaves a text alone that begins with a space; sentencepiece never does.
+        # Metaspace adds no space to a text that begins with one; sentencepiece does.
         first = normalizers.Replace(Regex(r"\A "), "  ")
         backend.normalizer = normalizers.Sequence([first, to_mark])
         backend.pre_tokenizer = pre.Metaspace(prepend_scheme="first", split=False)
@@ -85,7 +85,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a third, best first."""
+    """All pairs of pieces that join to a third, the best first."""
     found = []
     for piece, i in ids.items():
         for cut in range(1, len(piece)):

@@ -1,4 +1,4 @@
-"""Sentencepiece `.model` files: the few fields of their protocol buffer that encoding needs.
+"""Reads sentencepiece `.model` files: the fields of their protocol buffer that encoding needs.
 
 Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
@@ -56,14 +56,18 @@ def read_vocabulary(path: Path) -> Vocabulary:
     if not pieces:
         raise CheckpointError(f"{path}: not a sentencepiece model: it has no pieces")
     if trainer.get(_MODEL_TYPE, 1) != _BPE:
-        raise UnsupportedModelError(f"{path}: only sentencepiece models of the BPE kind work")
+        raise UnsupportedModelError(
+            f"{path}: only sentencepiece models of the BPE kind are supported"
+        )
     if normalizer.get(_CHARSMAP) or normalizer.get(_REMOVE_SPACES, 1):
-        raise UnsupportedModelError(f"{path}: sentencepiece models that normalise text don't work")
+        raise UnsupportedModelError(
+            f"{path}: sentencepiece models that normalise text aren't supported"
+        )
     return Vocabulary(pieces, scores, kinds, bool(normalizer.get(_DUMMY_PREFIX, 1)), str(path))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Numbers and values of a message; numbers with a fraction stay bytes."""
+    """Field numbers and values of a message; fixed-size values are returned as bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

@@ -1,4 +1,4 @@
-"""Tokenizer: text to ids and back, and chat templates, from a model's own files."""
+"""Tokenizer: encodes and decodes text, and applies chat templates, by a model's own files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jaxserve.text.sentencepiece_file import read_vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character to byte of byte-level BPE: printable Latin-1 stands for itself, the other bytes
-    for U+0100 on, in order (GPT-2's encoder)."""
+    """The byte of each character in byte-level BPE (GPT-2's encoder): printable Latin-1 characters
+    are their own bytes, and the characters from U+0100 on the other bytes, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     alphabet = {chr(b): b for b in printable}
@@ -48,11 +48,11 @@ _CONFIG_FIELDS = {
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to share among threads.
+    """One model's tokenizer. Thread-safe.
 
     Args:
-        backend: does the work.
-        eos_token_ids: ids that end an output, most usual first.
+        backend: encodes and decodes.
+        eos_token_ids: ids that end an output, the usual one first.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tokenizer:
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
-        # One more than the highest id, which gaps may set above the count.
+        # One more than the highest id; more than vocab_size if ids are missing between.
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.num_ids = 1 + max(vocabulary.values(), default=-1)
         self.longest_piece = max(map(len, vocabulary), default=1)  # characters
@@ -74,20 +74,20 @@ class Tokenizer:
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        framed: list[int] = backend.encode("", add_special_tokens=True).ids
-        self._adds_bos = bos_token_id is not None and framed[:1] == [bos_token_id]
+        empty: list[int] = backend.encode("", add_special_tokens=True).ids
+        self._adds_bos = bos_token_id is not None and empty[:1] == [bos_token_id]
         self._chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Special tokens written out in it become their ids.
+        """Ids of a text. Special tokens that are written in it become their ids.
 
         Args:
-            add_special_tokens: put BOS (and EOS) around it where the model's files say so; a text
-                that begins with BOS gets no second one.
+            add_special_tokens: add BOS (and EOS) if the model's files say so; a text that begins
+                with BOS gets no second one.
         """
-        # A batch of one: encode() would hold the GIL all the while, encode_batch() lets it go.
+        # A batch of one, since encode_batch() releases the GIL, and encode() does not.
         batch = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = batch[0].ids
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
@@ -95,18 +95,18 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; invalid UTF-8 becomes U+FFFD, and unknown ids nothing."""
+        """Text of ids; invalid UTF-8 becomes U+FFFD, and unknown ids have no text."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def id_to_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for (byte-level vocabularies only); b"" for an unknown id."""
+        """The bytes of a token (byte-level vocabularies only); b"" for an unknown id."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
     def id_to_text(self, token_id: int) -> str | None:
-        """A token's text if it is whole characters (byte-level vocabularies only), else None."""
+        """A token's text if its bytes are whole characters (byte-level vocabularies only)."""
         if token_id not in self._texts:
             try:
                 self._texts[token_id] = self.id_to_bytes(token_id).decode()
@@ -119,23 +119,23 @@ class Tokenizer:
         if piece is None:
             return b""
         values = [_BYTES.get(c) for c in piece]
-        # Added tokens are plain text; one with a space or the like is outside the alphabet.
+        # Added tokens are plain text; with a space, for example, they aren't in the alphabet.
         return bytes(v for v in values if v is not None) if None not in values else piece.encode()
 
     def is_special(self, token: str) -> bool:
-        """Whether it is one special token, which doesn't show in text."""
+        """Whether it is the text of a special token."""
         return self.backend.token_to_id(token) in self.special_ids
 
     def template_mentions(self, word: str) -> bool:
-        """Whether the chat template has this text in it."""
+        """Whether the chat template contains this text."""
         return self._chat_template.mentions(word)
 
     def template_reads(self, name: str) -> bool:
-        """Whether the chat template looks at an argument of this name: others it ignores."""
+        """Whether the chat template reads an argument of this name."""
         return self._chat_template.reads(name)
 
     def use_chat_template(self, source: str) -> None:
-        """Takes another chat template, Jinja, in place of the model's own."""
+        """Uses another chat template, in Jinja, instead of the model's own."""
         self._chat_template = self._chat_template.replaced_by(source)
 
     def apply_chat_template(
@@ -194,7 +194,7 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 def _from_folder(path: Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json", _CONFIG_FIELDS, optional=True)
     backend = _folder_backend(path, config)
-    # Left from training: they would cut or pad prompts.
+    # Settings from training, which would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
     special_tokens = {}
@@ -224,7 +224,7 @@ def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
         except Exception as error:  # tokenizers raises plain Exception
             raise CheckpointError(f"{file}: damaged ({error})") from None
     if not model.exists():
-        raise ModelNotFoundError(f"{path}: there is no tokenizer.json in it, nor tokenizer.model")
+        raise ModelNotFoundError(f"{path}: it has no tokenizer.json and no tokenizer.model")
     backend = sentencepiece.build(read_vocabulary(model))
     bos = backend.token_to_id("<s>" if "<s>" in backend.get_vocab() else "<bos>")
     if config.get("add_bos_token", True) and bos is not None:
@@ -236,7 +236,7 @@ def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Every place a folder may keep them; a file of its own wins over tokenizer_config.json."""
+    """Chat templates by name; their own files take precedence over tokenizer_config.json."""
     stored = config.get("chat_template") or {}
     if isinstance(stored, list):
         sources = {entry["name"]: entry["template"] for entry in stored}

@@ -72,7 +72,7 @@ def test_a_wrong_shape_is_named(tensors: Tensors, write_folder: Write) -> None:
 
 def test_an_extra_tensor_is_named(tensors: Tensors, write_folder: Write) -> None:
     tensors["model.surprise"] = np.ones(1, np.float32)
-    with pytest.raises(CheckpointError, match=r"model\.surprise has no place"):
+    with pytest.raises(CheckpointError, match=r"model\.surprise is not part of"):
         open_checkpoint(write_folder(tensors))
 
 

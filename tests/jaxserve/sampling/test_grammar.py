@@ -66,7 +66,7 @@ def test_where_a_step_has_spent_its_budget_costly_outputs_end(
 ) -> None:
     """Each is well within its own, and those that cost little go on."""
     monkeypatch.setattr(sampling_grammar, "STEP_S", 0.0)
-    monkeypatch.setattr(sampling_grammar, "SOME_S", 0.05)
+    monkeypatch.setattr(sampling_grammar, "SHARED_MASKS_S", 0.05)
     monkeypatch.setattr(sampling_grammar, "MASKS_S", 100.0)
     (token,) = tokenizer.encode("aaaa", add_special_tokens=False)
     plain = compiler.compile(StructuredOutputsParams(regex="a*"))

@@ -38,7 +38,7 @@ def trial(tiny_llama: Path) -> GrammarTrial:
 
 def test_a_closed_trial_starts_no_process(trial: GrammarTrial) -> None:
     trial.close()
-    with pytest.raises(EngineError, match="the engine ends"):
+    with pytest.raises(EngineError, match="the engine shuts down"):
         trial.check(GOOD, wanted)
     assert trial._process is None
 
@@ -69,11 +69,11 @@ def test_a_process_that_does_nothing_is_ended(
     trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch, params: StructuredOutputsParams
 ) -> None:
     """Once it has had its time, or nobody wants its answer, whether or not it reads."""
-    monkeypatch.setattr(grammar_trial, "LOOK_S", 0.01)
+    monkeypatch.setattr(grammar_trial, "POLL_S", 0.01)
     for asks, error in ((unwanted, EngineError), (wanted, OverloadedError)):
         trial._launch("-c", "import time; time.sleep(1000)")
         with pytest.raises(error):
             trial.check(params, asks)
         assert trial._process is not None
         assert trial._process.poll() == -signal.SIGKILL
-        monkeypatch.setattr(grammar_trial, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(grammar_trial, "TIMEOUT_S", 0.1)

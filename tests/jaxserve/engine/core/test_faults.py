@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine."""
     monkeypatch.setattr(grammar_queue, "WAIT_S", 1000.0)
-    monkeypatch.setattr(grammar_trial, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(grammar_trial, "TIMEOUT_S", 1000.0)
 
 
 class Broken:

@@ -9,10 +9,12 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.outputs import CompletionDelta
+from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.shared import generation
-from jaxserve.server.api.shared.conversation import ChatPrompt, render, start_chat
+from jaxserve.server.api.shared.conversation import ChatPrompt, chat_conversation
 from jaxserve.server.api.shared.json_body import json_response
 from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.api.shared.start_chat import start_chat
 from jaxserve.server.context import ServerContext
 from jaxserve.server.parsers import ParsedDelta
 from jaxserve.server.parsers.answer_parser import AnswerParser
@@ -52,6 +54,23 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     if outputs[0].prompt_logprobs is not None:
         response.prompt_logprobs = writer.logprobs.prompt(outputs[0].prompt_logprobs)
     return json_response(response)
+
+
+def render(
+    context: ServerContext, body: ChatCompletionRequest, params: SamplingParams
+) -> ChatPrompt:
+    """The prompt, by the model's chat template.
+
+    Raises:
+        InvalidRequestError: a message is malformed or unsupported, the template refuses the
+            messages or doesn't use a field that is set, or the prompt is too long.
+    """
+    return chat_conversation(body).render(
+        context,
+        params,
+        bool(body.add_special_tokens),
+        body.include_reasoning is not False,
+    )
 
 
 class _ChoiceWriter:

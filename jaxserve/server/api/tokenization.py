@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.api.shared.conversation import conversation
+from jaxserve.server.api.shared.conversation import chat_conversation
 from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
@@ -81,7 +81,7 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return tokenizer.encode(conversation(chat).text(context), bool(body.add_special_tokens))
+    return tokenizer.encode(chat_conversation(chat).text(context), bool(body.add_special_tokens))
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -78,8 +78,6 @@ def _is_cross_site(request: web.Request) -> bool:
 
 
 def _allowed(request: web.Request) -> bool:
-    origins, origin = (
-        request.app[SERVER_CONTEXT].config.allowed_origins,
-        request.headers.get(hdrs.ORIGIN),
-    )
+    origins = request.app[SERVER_CONTEXT].config.allowed_origins
+    origin = request.headers.get(hdrs.ORIGIN)
     return origin is not None and ("*" in origins or origin in origins)

@@ -1,1 +1,1 @@
-"""Starting, draining and ending the server and its API worker processes."""
+"""Starting and stopping servers: one process, several with --api-workers, or for a batch file."""

@@ -3,7 +3,7 @@
 The first process starts the engine and these processes. All of them listen on the same port with
 SO_REUSEPORT, so that the kernel distributes connections, and each is a client of the engine. The
 first process sends messages to the others on their standard input, one a line. End of file there
-means that the first process is gone, and they stop immediately.
+means that the first process has ended, and they stop immediately.
 """
 
 from __future__ import annotations

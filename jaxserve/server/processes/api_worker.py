@@ -20,7 +20,7 @@ from jaxserve.server.processes.shutdown import SIGNALS, StopRequest, serve_until
 
 
 async def run_worker(settings: WorkerSettings) -> None:
-    """Serves until the first process sends a stop or is gone.
+    """Serves until the first process sends a stop or has ended.
 
     Raises:
         EngineDeadError: the engine process died.

@@ -40,7 +40,7 @@ async def serve(
     """
     begin = time.monotonic()
     setup = ServerSetup.of(config)
-    # Bound before the model loads, so that a port in use is reported at once. Connections are
+    # Bound before the model loads, so that a port in use is reported immediately. Connections are
     # refused until the socket listens.
     with bound_socket(config) as sock, stop_on_signals() as stop:
         client = await _start_engine(engine, setup, stop)

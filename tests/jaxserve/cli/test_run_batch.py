@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
-from jaxserve.server.processes.run_batch import OutputFile, check_requests
+from jaxserve.server.processes.batch_file import OutputFile, check_requests
 
 COMMAND = (sys.executable, "-m", "jaxserve.cli.main", "run-batch")
 

@@ -128,10 +128,10 @@ def _too_slow(*_: object) -> None:
 def server(
     small_engine: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """One server that tests share; they leave it as they found it."""
+    """One server that tests share; they must not change its state."""
     profiles = str(tmp_path_factory.mktemp("profiles"))
-    operators = ("--enable-dev-endpoints", "--profile-dir", profiles)
-    shared = ServerProcess.launch(*small_engine, *operators)
+    admin = ("--enable-dev-endpoints", "--profile-dir", profiles)
+    shared = ServerProcess.launch(*small_engine, *admin)
     try:
         shared.wait_ready()
         yield shared
@@ -139,7 +139,7 @@ def server(
         shared.stop()
 
 
-# Knows tools and reasoning; renders everything it is given, so that tests can see it in a prompt.
+# Uses tools and reasoning, and renders all of its arguments, so that tests find them in prompts.
 TEMPLATE = (
     "{% for t in tools or [] %}<tool>{{ t.function | tojson }}{% endfor %}"
     "{% for d in documents or [] %}<doc>{{ d.text }}{% endfor %}"
@@ -155,7 +155,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tiny_flags(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Of a server of the tiny Llama, whose tokens are bytes, with a template of our own and a
+    """Flags of a server of the tiny Llama, whose tokens are bytes, with the template above and a
     context of 1,024 tokens."""
     folder = tmp_path_factory.mktemp("tiny") / "tiny_llama"
     shutil.copytree(tiny_llama, folder)
@@ -189,7 +189,7 @@ def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., Server
 
 @pytest.fixture
 def start_tiny(tiny_flags: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
-    """The same, of the tiny Llama."""
+    """Starts servers of the tiny Llama that a test may kill."""
     yield from _starter(tiny_flags)
 
 

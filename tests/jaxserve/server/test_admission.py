@@ -8,7 +8,7 @@ from jaxserve.server.admission import Admission
 from jaxserve.server.wire.errors import ApiError
 
 
-async def test_idle_once_the_last_has_left() -> None:
+async def test_idle_after_the_last_request() -> None:
     admission = Admission()
     await asyncio.wait_for(admission.wait_idle(), 1)
     with admission.admit():
@@ -21,14 +21,14 @@ async def test_idle_once_the_last_has_left() -> None:
     assert admission.in_flight == 0
 
 
-async def test_a_failure_counts_as_leaving() -> None:
+async def test_a_failed_request_is_no_longer_in_flight() -> None:
     admission = Admission()
     with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     assert admission.in_flight == 0
 
 
-async def test_closed() -> None:
+async def test_closed_admission_refuses_requests() -> None:
     admission = Admission()
     with admission.admit():
         admission.close()

@@ -11,9 +11,10 @@ from aiohttp import web
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.responses.builder import ResponseBuilder
 from jaxserve.server.api.shared import generation
-from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation, start_chat
+from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation
 from jaxserve.server.api.shared.json_body import json_response
 from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.api.shared.start_chat import start_chat
 from jaxserve.server.context import ServerContext
 from jaxserve.server.wire.response_fields import TokenCount, new_id
 from jaxserve.server.wire.responses.items import to_messages

@@ -1,20 +1,15 @@
-"""From a conversation to its prompt, to the format of its answer, and to the engine."""
+"""From a conversation to its prompt, and to the format of the answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
-
-from aiohttp import web
+from typing import Any
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.api.shared import generation
-from jaxserve.server.api.shared.generation import DeltaBatches
-from jaxserve.server.api.shared.json_body import read_body, run_off_loop
-from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+from jaxserve.server.context import ServerContext
 from jaxserve.server.parsers import (
     NamedCallParser,
     RequiredCallsParser,
@@ -25,12 +20,8 @@ from jaxserve.server.parsers import (
 from jaxserve.server.parsers.answer_parser import AnswerFormat
 from jaxserve.server.wire.chat.messages import template_message
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
-from jaxserve.server.wire.generation_request import BaseGenerationRequest
-from jaxserve.server.wire.response_fields import TokenCount
 from jaxserve.server.wire.tools import ToolUse
-from jaxserve.server.wire.validation import renaming
 
-Body = TypeVar("Body", bound=BaseGenerationRequest)
 TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "reasoning_effort", "self"}
 )
@@ -48,93 +39,6 @@ class ChatPrompt:
     ids: list[int]
     answer_format: AnswerFormat
     keep_special_tokens: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StartedChat(Generic[Body]):
-    """A request for the answer to a conversation, after it was sent to the engine."""
-
-    context: ServerContext
-    body: Body
-    params: SamplingParams
-    prompt: ChatPrompt
-    batches: DeltaBatches
-    count: TokenCount
-
-
-async def start_chat(
-    request: web.Request,
-    into: type[Body],
-    unsupported: Mapping[str, tuple[Any, ...]],
-    render: Callable[[ServerContext, Body, SamplingParams], ChatPrompt],
-) -> StartedChat[Body]:
-    """Reads a request for the answer to a conversation, and sends it to the engine.
-
-    Args:
-        into, unsupported: as in read_body().
-        render: makes the prompt; called in a thread if the body is long.
-
-    Raises:
-        ApiError, InvalidRequestError: the request can't be served. Fields have the API's names.
-    """
-    context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, into, unsupported)
-    context.check_model(body.model)
-    body.check()
-    with renaming(body.api_names):
-        params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
-        prompt = await run_off_loop(request, render, context, body, params)
-    if prompt.keep_special_tokens:
-        params = replace(params, skip_special_tokens=False)
-    batches = generation.submit(context, [prompt.ids], params, **body.scheduling())
-    return StartedChat(context, body, params, prompt, batches, TokenCount(len(prompt.ids)))
-
-
-def render(
-    context: ServerContext, body: ChatCompletionRequest, params: SamplingParams
-) -> ChatPrompt:
-    """The prompt, by the model's chat template.
-
-    Raises:
-        InvalidRequestError: a message is malformed or unsupported, the template refuses the
-            messages or doesn't use a field that is set, or the prompt is too long.
-    """
-    return conversation(body).render(
-        context,
-        params,
-        bool(body.add_special_tokens),
-        body.include_reasoning is not False,
-    )
-
-
-def conversation(body: ChatCompletionRequest) -> Conversation:
-    """The input of the chat template.
-
-    Raises:
-        InvalidRequestError: a message is malformed or unsupported, or fields contradict each other.
-    """
-    messages = [template_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
-    extra = body.chat_template_kwargs or {}
-    if reserved := TEMPLATE_ARGUMENTS & extra.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
-            "chat_template_kwargs",
-        )
-    fields = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
-    if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt contradict each other: send one of "
-            "them",
-            "continue_final_message",
-        )
-    return Conversation(
-        messages,
-        body.tool_use(),
-        extra,
-        fields,
-        body.add_generation_prompt is not False,
-        bool(body.continue_final_message),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +122,36 @@ class Conversation:
                 "tool_choice to required or to a function, or leave tools out",
                 "tools",
             )
+
+
+def chat_conversation(body: ChatCompletionRequest) -> Conversation:
+    """The conversation of a chat completion.
+
+    Raises:
+        InvalidRequestError: a message is malformed or unsupported, or fields contradict each other.
+    """
+    messages = [template_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
+    extra = body.chat_template_kwargs or {}
+    if reserved := TEMPLATE_ARGUMENTS & extra.keys():
+        raise InvalidRequestError(
+            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
+            "chat_template_kwargs",
+        )
+    fields = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt contradict each other: send one of "
+            "them",
+            "continue_final_message",
+        )
+    return Conversation(
+        messages,
+        body.tool_use(),
+        extra,
+        fields,
+        body.add_generation_prompt is not False,
+        bool(body.continue_final_message),
+    )
 
 
 def _tool_parser(

@@ -1,4 +1,4 @@
-"""`jaxserve bench serve` against a real server: a byte is a token there, a word about five."""
+"""`jaxserve bench serve` against a real server, whose tokens are bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_rate_of_requests_with_a_shared_prefix(tiny_server: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_conversation_is_told_whole_each_time(tiny_server: Any) -> None:
+def test_each_turn_sends_the_whole_conversation(tiny_server: Any) -> None:
     line = bench(
         tiny_server,
         *("--dataset", "multi-turn", "--turns", "3", "--num-prompts", "2", "--endpoint", "chat"),

@@ -4,7 +4,7 @@ from jaxserve.outputs import CompletionDelta, TokenLogprobs
 from jaxserve.server.api.shared.generation import best_choices
 
 
-def test_the_best_are_the_likeliest_by_token() -> None:
+def test_the_best_choices_have_the_highest_mean_logprob() -> None:
     def output(index: int, *logprobs: float) -> CompletionDelta:
         entries = tuple(TokenLogprobs(0, value, 1, ()) for value in logprobs)
         return CompletionDelta(index, "", (0,) * len(entries), "stop", None, entries)

@@ -47,7 +47,7 @@ def test_both_formats_and_all_inputs(server: Any, client: openai.OpenAI) -> None
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"dimensions": 64, "input": ""}, "dimensions"),  # told before anything is computed
+        ({"dimensions": 64, "input": ""}, "dimensions"),  # refused before anything is computed
         ({"input": []}, "input"),
         ({"input": ["x"] * 2049}, "input"),
         ({"input": ""}, "input"),

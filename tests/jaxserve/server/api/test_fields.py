@@ -36,10 +36,10 @@ def client(tiny_server: Any) -> Iterator[openai.OpenAI]:
 
 
 def chat(client: openai.OpenAI, output: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A chat's first choice, asked for whole and streamed, which must agree.
+    """A chat's first choice, requested whole and streamed; both must be equal.
 
     Args:
-        output: text that the model is made to write.
+        output: text that a grammar forces.
     """
     asked: dict[str, Any] = {"model": "tiny", "messages": HI, "temperature": 0} | fields
     if output is not None:
@@ -118,7 +118,7 @@ def test_calls_that_are_required(client: openai.OpenAI) -> None:
     assert answer["finish_reason"] == "stop"
 
 
-def test_reasoning_is_told_apart(client: openai.OpenAI) -> None:
+def test_reasoning_is_separated(client: openai.OpenAI) -> None:
     text = "<think>why</think>\n\nso"
     answer = chat(client, text)
     assert (answer["reasoning"], answer["content"]) == ("why", "\n\nso")
@@ -130,7 +130,7 @@ def test_reasoning_is_told_apart(client: openai.OpenAI) -> None:
 
 
 def prompt_of(client: openai.OpenAI, **fields: Any) -> str:
-    """What the model saw of a chat; its tokens are bytes, 256 is BOS."""
+    """The prompt of a chat as text; tokens are bytes, and 256 is BOS, shown as ^."""
     asked: Any = {"model": "tiny", "messages": HI, "max_tokens": 1} | fields
     extra = asked.pop("extra_body", {}) | {"return_token_ids": True}
     answer = client.chat.completions.create(**asked, extra_body=extra)
@@ -143,7 +143,7 @@ def show(ids: list[int]) -> str:
     return "".join("^" if i == 256 else decoders.ByteLevel().decode([alphabet[i]]) for i in ids)
 
 
-def test_what_leaves_nothing_to_draw_is_a_422(client: openai.OpenAI) -> None:
+def test_a_request_that_allows_no_token_is_a_422(client: openai.OpenAI) -> None:
     a = sorted(pre_tokenizers.ByteLevel.alphabet()).index("a")
     banned = {"allowed_token_ids": [a], "bad_words": ["a"]}
     asked: dict[str, Any] = {"model": "tiny", "prompt": "x", "extra_body": banned}
@@ -152,7 +152,7 @@ def test_what_leaves_nothing_to_draw_is_a_422(client: openai.OpenAI) -> None:
     assert refused.value.code == "unprocessable"
     with pytest.raises(openai.UnprocessableEntityError):
         client.completions.create(**asked, stream=True)
-    # After a while: "a" may not follow "a", and nothing else is allowed.
+    # After the first token: "a" may not follow "a", and nothing else is allowed.
     late = asked | {"extra_body": {"allowed_token_ids": [a], "bad_words": ["aa"]}}
     with pytest.raises(openai.APIError, match="rules out every token"):
         list(client.completions.create(**late, stream=True))
@@ -171,7 +171,7 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(client: openai
     assert refused.value.param == "prompt"
 
 
-def test_what_the_template_is_given(client: openai.OpenAI) -> None:
+def test_the_arguments_of_the_chat_template(client: openai.OpenAI) -> None:
     assert prompt_of(client) == "^user: hi\nassistant: "
     assert prompt_of(client, extra_body={"add_generation_prompt": False}) == "^user: hi\n"
     assert prompt_of(client, extra_body={"chat_template_kwargs": {"deep": True}}).endswith(
@@ -264,7 +264,7 @@ def test_echo(client: openai.OpenAI) -> None:
         assert (own.token_logprobs or [])[-3:] == alike(unechoed.token_logprobs)
 
 
-def test_an_echo_alone_scores_a_text(client: openai.OpenAI) -> None:
+def test_echo_without_output_scores_a_text(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 0}
     whole = client.completions.create(**asked)
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("ab", "length")
@@ -319,7 +319,7 @@ def test_cached_tokens_and_salts(client: openai.OpenAI) -> None:
     assert cached("mine") == 96
 
 
-def test_priority_and_labels_are_taken(client: openai.OpenAI) -> None:
+def test_priority_and_labels_are_accepted(client: openai.OpenAI) -> None:
     chat(
         client,
         user="u",
@@ -347,7 +347,7 @@ def test_tokens_as_ids_in_logprobs(client: openai.OpenAI) -> None:
     assert tokens == [f"token_id:{i}" for i in choice.model_extra["token_ids"]]
 
 
-def test_a_shown_stop_string(client: openai.OpenAI) -> None:
+def test_a_stop_string_in_the_output(client: openai.OpenAI) -> None:
     shown = {"include_stop_str_in_output": True}
     answer = chat(client, "one two three", stop=" two", extra_body=shown)
     assert (answer["content"], answer["finish_reason"]) == ("one two", "stop")

@@ -40,7 +40,7 @@ def test_streamed_chat_names_paris(client: openai.OpenAI, model: str) -> None:
     assert "Paris" in answer
 
 
-def test_streamed_chat_is_the_whole_answer_in_chunks(client: openai.OpenAI, model: str) -> None:
+def test_streamed_chat_equals_the_whole_response(client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "messages": FRANCE, "temperature": 0, "max_tokens": 32}
     whole = client.chat.completions.create(**asked)
     chunks = list(
@@ -76,7 +76,7 @@ def test_chat_answer_has_openais_form(client: openai.OpenAI, model: str) -> None
     assert answer.usage.total_tokens == 4 + answer.usage.prompt_tokens
 
 
-def test_a_conversation_goes_on_from_an_answer(client: openai.OpenAI, model: str) -> None:
+def test_a_conversation_of_several_turns(client: openai.OpenAI, model: str) -> None:
     first = client.chat.completions.create(
         model=model, messages=FRANCE, temperature=0, max_tokens=48
     )
@@ -100,7 +100,7 @@ def test_content_parts_are_one_text(client: openai.OpenAI, model: str) -> None:
     assert counts(split.usage) == counts(joined.usage)
 
 
-def test_streamed_completion_is_the_whole_in_chunks(client: openai.OpenAI, model: str) -> None:
+def test_streamed_completion_equals_the_whole_response(client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "prompt": TEXT, "temperature": 0}
     whole = client.completions.create(**asked)
     chunks = list(
@@ -117,7 +117,7 @@ def test_streamed_completion_is_the_whole_in_chunks(client: openai.OpenAI, model
     assert {c.object for c in chunks} == {whole.object} == {"text_completion"}
 
 
-def test_each_chunk_can_tell_the_usage_so_far(client: openai.OpenAI, model: str) -> None:
+def test_each_chunk_can_have_the_usage_so_far(client: openai.OpenAI, model: str) -> None:
     wanted: Any = {"include_usage": True, "continuous_usage_stats": True}
     asked: Any = {"model": model, "max_tokens": 8, "stream": True, "stream_options": wanted}
     hi: Any = [{"role": "user", "content": "hi"}]
@@ -187,7 +187,7 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, model: str
     assert "".join(c.choices[0].text for c in streamed) == stopped.text
 
 
-def test_a_seed_repeats_a_drawn_answer(client: openai.OpenAI, model: str) -> None:
+def test_a_seed_repeats_a_sampled_answer(client: openai.OpenAI, model: str) -> None:
     def draw(seed: int) -> str:
         answer = client.completions.create(
             model=model, prompt=TEXT, temperature=1, max_tokens=24, seed=seed
@@ -268,7 +268,7 @@ def test_n_choices_with_logprobs(client: openai.OpenAI, model: str) -> None:
             assert len(entry.top_logprobs) == 2
 
 
-def test_best_of_returns_the_likeliest(client: openai.OpenAI, model: str) -> None:
+def test_best_of_returns_the_most_likely(client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "prompt": TEXT, "max_tokens": 6, "seed": 1}
     made = client.completions.create(**asked, n=4, logprobs=0)
 
@@ -281,7 +281,9 @@ def test_best_of_returns_the_likeliest(client: openai.OpenAI, model: str) -> Non
     assert best.choices[0].logprobs is None
 
 
-def test_beam_search_finds_a_likelier_text_than_greedy(client: openai.OpenAI, model: str) -> None:
+def test_beam_search_finds_a_more_likely_text_than_greedy(
+    client: openai.OpenAI, model: str
+) -> None:
     asked: Any = {"model": model, "prompt": TEXT, "max_tokens": 8, "logprobs": 0}
     greedy = client.completions.create(**asked, temperature=0)
     search = {"use_beam_search": True, "best_of": 4}

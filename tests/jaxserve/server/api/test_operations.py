@@ -1,4 +1,4 @@
-"""What operators see and do, on a real server."""
+"""Metrics, logs, probes and admin endpoints of a real server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[4]
 METRIC = re.compile(r"(?:vllm:|jaxserve:|http_)\w+")
-# A hang guard, not a measurement.
+# Only against hanging; nothing is measured.
 LIMIT = aiohttp.ClientTimeout(total=120)
 LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 
@@ -53,7 +53,7 @@ async def scrape(http: aiohttp.ClientSession) -> Reading:
 
 
 async def settled(http: aiohttp.ClientSession) -> Reading:
-    """A scrape once nothing runs; the last reading may still be on its way from the engine."""
+    """A scrape after the engine has reported that nothing runs."""
     for _ in range(200):
         reading = await scrape(http)
         if not reading("vllm:num_requests_running") + reading("vllm:num_requests_waiting"):
@@ -69,7 +69,7 @@ async def complete(http: aiohttp.ClientSession, server: Any, **body: Any) -> Any
         return await response.json()
 
 
-async def test_metrics_count_what_happened(server: Any, http: aiohttp.ClientSession) -> None:
+async def test_metrics_of_requests(server: Any, http: aiohttp.ClientSession) -> None:
     before = await settled(http)
     prompt = "Metrics are counted here, one by one: " * 3
     answers = [await complete(http, server, prompt=prompt, max_tokens=4, n=n) for n in (1, 2)]
@@ -99,14 +99,14 @@ async def test_metrics_count_what_happened(server: Any, http: aiohttp.ClientSess
     assert after("jaxserve:compiles_after_ready_total") == 0
     assert after("vllm:kv_cache_usage_perc") == 0
     assert after("vllm:cache_config_info", block_size="16") == 1
-    # The parts of a request's time are no more than the whole.
+    # The parts of a request's time add up to at most the whole.
     parts = sum(
         grew(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")
     )
     assert 0 < parts <= grew("vllm:e2e_request_latency_seconds_sum") + 1e-6
 
 
-async def test_the_dashboard_asks_for_nothing_that_is_not_there(
+async def test_every_metric_of_the_dashboard_exists(
     http: aiohttp.ClientSession,
 ) -> None:
     dashboard = json.loads((REPOSITORY / "docs" / "grafana-dashboard.json").read_text())

@@ -45,7 +45,7 @@ def client(tiny_server: Any) -> Iterator[openai.OpenAI]:
 
 
 def without_ids(response: Any) -> dict[str, Any]:
-    """What two answers to the same request have in common."""
+    """A response without its ids and times, which differ for the same request."""
     body = response.model_dump()
     for name in ("id", "created_at", "completed_at"):
         body.pop(name)
@@ -205,7 +205,7 @@ def test_items_become_messages() -> None:
 
 
 def built(texts: list[str]) -> tuple[Response, list[dict[str, Any]]]:
-    """A response built from a text that comes in pieces, and its events."""
+    """A response built from consecutive texts, and its events."""
     blank = Response(
         id="resp_1",
         created_at=0,

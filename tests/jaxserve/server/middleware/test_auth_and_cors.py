@@ -34,7 +34,9 @@ async def http() -> AsyncIterator[TestClient[Any, Any]]:
 @pytest.mark.parametrize(
     "header", [None, "secret", "Basic secret", "Bearer", "Bearer wrong", "Bearer secret x"]
 )
-async def test_no_way_in_without_a_key(http: TestClient[Any, Any], header: str | None) -> None:
+async def test_requests_without_a_valid_key_are_refused(
+    http: TestClient[Any, Any], header: str | None
+) -> None:
     headers = {} if header is None else {"Authorization": header}
     for path in ("/v1/models/m", "/load", "/nowhere"):
         response = await http.get(path, headers=headers)
@@ -46,7 +48,7 @@ async def test_no_way_in_without_a_key(http: TestClient[Any, Any], header: str |
 
 
 @pytest.mark.parametrize("header", ["Bearer secret", "bearer other", "Bearer  secret "])
-async def test_each_key_opens(http: TestClient[Any, Any], header: str) -> None:
+async def test_each_valid_key_is_accepted(http: TestClient[Any, Any], header: str) -> None:
     response = await http.get("/load", headers={"Authorization": header})
     assert response.status == 200
     assert await response.json() == {"server_load": 0}
@@ -57,7 +59,7 @@ async def test_probes_need_no_key(http: TestClient[Any, Any]) -> None:
         assert (await http.get(path)).status == 200
 
 
-def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
+def test_keys_come_from_settings_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("two\n\n  three  \n")
     config = ServerConfig(api_key=("one",), api_key_file=str(file))
@@ -76,7 +78,7 @@ def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
             ApiKeys.load(broken, {})
 
 
-async def test_a_browser_may_ask_first(http: TestClient[Any, Any]) -> None:
+async def test_preflight_requests(http: TestClient[Any, Any]) -> None:
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a, y"}
     response = await http.options("/v1/chat/completions", headers={"Origin": PAGE, **asks})
     assert response.status == 204
@@ -88,7 +90,7 @@ async def test_a_browser_may_ask_first(http: TestClient[Any, Any]) -> None:
     assert "Access-Control-Allow-Origin" not in stranger.headers
 
 
-async def test_a_page_may_read_answers_and_errors(http: TestClient[Any, Any]) -> None:
+async def test_cors_headers_of_responses_and_errors(http: TestClient[Any, Any]) -> None:
     for path, status in (("/version", 200), ("/load", 401)):
         response = await http.get(path, headers={"Origin": PAGE})
         assert response.status == status
@@ -118,9 +120,11 @@ async def test_any_origin() -> None:
         ({"Sec-Fetch-Site": "same-site", "Origin": "http://{own}"}, 403),
     ],
 )
-async def test_other_sites_pages_are_no_operators(headers: dict[str, str], status: int) -> None:
+async def test_pages_of_other_sites_cannot_use_admin_endpoints(
+    headers: dict[str, str], status: int
+) -> None:
     class Engine:
-        async def ask(self, *wish: str) -> bool:
+        async def ask(self, *command: str) -> bool:
             return True
 
     config = ServerConfig(

@@ -144,7 +144,9 @@ FRAGMENTS = (
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(FRAGMENTS)), st.data())
-def test_cuts_change_nothing(name: str, fragments: list[str], data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_splits(
+    name: str, fragments: list[str], data: st.DataObject
+) -> None:
     text = "".join(fragments)
     places = st.lists(st.integers(0, len(text)), max_size=8)
     cuts = sorted({0, *data.draw(places), len(text)})

@@ -1,4 +1,4 @@
-"""Several server processes in front of one engine behave as one."""
+"""Several server processes in front of one engine (--api-workers)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxserve.server.admission import Admission
 from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.processes.listening_socket import bound_socket
 
-# A hang guard, not a measurement.
+# Only against hanging; nothing is measured.
 LIMIT = aiohttp.ClientTimeout(total=120)
 LONG = {"model": "tiny", "prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
 PROCESSES = 3
 FLAGS = ("--api-workers", str(PROCESSES), "--drain-timeout", "60")
 
 
-def visitor(server: Any) -> aiohttp.ClientSession:
-    """Each request on a connection of its own: the kernel deals them out."""
+def new_connections(server: Any) -> aiohttp.ClientSession:
+    """A session with a new connection for each request, so that all processes get some."""
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     return aiohttp.ClientSession(server.url, timeout=LIMIT, connector=connector)
 
@@ -55,16 +55,18 @@ async def last_event(response: aiohttp.ClientResponse) -> str:
 
 
 @pytest.mark.slow
-async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]) -> None:
+async def test_processes_report_shared_figures_and_stop_together(
+    start_tiny: Callable[..., Any],
+) -> None:
     server = start_tiny(*FLAGS)
-    async with visitor(server) as http:
+    async with new_connections(server) as http:
         short = LONG | {"max_tokens": 3, "stream": False}
         answers = await asyncio.gather(
             *(http.post("/v1/completions", json=short) for _ in range(24))
         )
         assert {answer.status for answer in answers} == {200}
         readings = await asyncio.gather(*(scrape(http) for _ in range(48)))
-        # Several processes have answered, each for all of them.
+        # Every response, from whichever process, has the figures of all.
         assert len({reading["process_start_time_seconds"] for reading in readings}) == 1
         servers = {server.process.pid, *server.family} - {server.engine_pid}
         pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in servers)
@@ -77,9 +79,13 @@ async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]
         models = await asyncio.gather(*(http.get("/v1/models") for _ in range(12)))
         assert len({await response.text() for response in models}) == 1
 
-        streams = [await http.post("/v1/completions", json=LONG) for _ in range(6)]
-        loads = [await http.get("/load") for _ in range(12)]
-        assert {await load.text() for load in loads} == {'{"server_load":6}'}
+        streams = await asyncio.gather(*(http.post("/v1/completions", json=LONG) for _ in range(6)))
+        os.kill(server.engine_pid, signal.SIGSTOP)  # so that no stream ends meanwhile
+        try:
+            loads = [await http.get("/load") for _ in range(12)]
+            assert {await load.text() for load in loads} == {'{"server_load":6}'}
+        finally:
+            os.kill(server.engine_pid, signal.SIGCONT)
         streams.pop().close()
         while (await scrape(http))["vllm:num_requests_running"] > 5:
             await asyncio.sleep(0.05)
@@ -92,13 +98,13 @@ async def test_they_answer_as_one_and_stop_as_one(start_tiny: Callable[..., Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the engine process", "a server process"])
-async def test_a_death_is_told_and_ends_them_all(
+async def test_the_death_of_one_process_ends_all(
     start_tiny: Callable[..., Any], victim: str
 ) -> None:
     server = start_tiny(*FLAGS)
     engine, others = server.engine_pid, set(server.family) - {server.engine_pid}
     assert len(others) == PROCESSES - 1
-    async with visitor(server) as http:
+    async with new_connections(server) as http:
         streams = [await http.post("/v1/completions", json=LONG) for _ in range(8)]
         if victim == "the engine process":
             os.kill(engine, signal.SIGKILL)
@@ -113,10 +119,10 @@ async def test_a_death_is_told_and_ends_them_all(
 
 
 @pytest.mark.slow
-async def test_each_notices_an_engine_that_is_stuck(start_tiny: Callable[..., Any]) -> None:
-    """Though one alone has asked it for something."""
+async def test_every_process_notices_a_stuck_engine(start_tiny: Callable[..., Any]) -> None:
+    """Also those that have sent it no request."""
     server = start_tiny(*FLAGS, "--stall-timeout", "1")
-    async with visitor(server) as http:
+    async with new_connections(server) as http:
 
         async def health() -> set[int]:
             answers = await asyncio.gather(*(http.get("/health") for _ in range(24)))
@@ -140,7 +146,7 @@ async def test_each_notices_an_engine_that_is_stuck(start_tiny: Callable[..., An
 
 
 @pytest.mark.slow
-def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[..., Any]) -> None:
+def test_sigterm_to_all_processes_during_start_up(start_tiny: Callable[..., Any]) -> None:
     server = start_tiny(*FLAGS, wait=False)
     while len(server.find_family()) < PROCESSES:
         assert server.process.poll() is None, server.errors()
@@ -152,7 +158,7 @@ def test_a_service_manager_stops_them_all_while_they_start(start_tiny: Callable[
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_while_they_start_ends_them_all(
+def test_the_death_of_the_engine_during_start_up_ends_all(
     start_tiny: Callable[..., Any],
 ) -> None:
     server = start_tiny(*FLAGS, wait=False)
@@ -165,7 +171,7 @@ def test_an_engine_that_dies_while_they_start_ends_them_all(
     assert "Traceback" not in server.errors()
 
 
-async def test_gauges_of_processes_are_added_and_the_first_start_holds(tmp_path: Path) -> None:
+async def test_process_metrics_are_added_but_the_start_time(tmp_path: Path) -> None:
     own, other = ProcessCollector(registry=None), CollectorRegistry()
     ProcessCollector(registry=other)
     begun = {family.name: family.samples[0].value for family in own.collect()}
@@ -177,8 +183,8 @@ async def test_gauges_of_processes_are_added_and_the_first_start_holds(tmp_path:
         assert both[name] == pytest.approx(2 * begun[name], rel=0.3)
 
 
-async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:
-    """The first one serves while the others start, and the last while they end."""
+async def test_processes_that_do_not_listen_are_left_out(tmp_path: Path) -> None:
+    """During start-up and shutdown some processes serve and others don't."""
     alone = WorkerStats(tmp_path, 0, 3)
     assert await alone.in_flight() == 0
     own = CounterMetricFamily("requests", "Requests.", 2)
@@ -190,7 +196,7 @@ async def test_those_that_do_not_listen_count_nothing(tmp_path: Path) -> None:
     assert await alone.in_flight() == 0
 
 
-def test_a_port_in_use_shows_though_it_could_be_shared() -> None:
+def test_a_port_in_use_is_an_error_though_ports_are_shared() -> None:
     with bound_socket(ServerConfig(port=0, api_workers=2)) as first:
         first.listen()
         port = first.getsockname()[1]

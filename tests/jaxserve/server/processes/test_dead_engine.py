@@ -19,7 +19,7 @@ from jaxserve.server.processes.server_setup import ServerSetup
 from jaxserve.server.processes.shutdown import StopRequest, serve_until_stopped
 
 
-async def test_probes_hear_of_a_death_before_the_server_ends(
+async def test_probes_get_503_between_the_death_of_the_engine_and_the_end(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "DEAD_ENGINE_NOTICE_S", 1000.0)

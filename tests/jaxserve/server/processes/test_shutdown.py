@@ -1,4 +1,4 @@
-"""Clients that leave, engines that die, servers that are told to stop."""
+"""Clients that disconnect, engines that die, servers that are stopped."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# Runs on until something ends it, as far as these tests can wait.
+# Long enough to be still running when a test ends it.
 LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
-# A hang guard, not a measurement.
+# Only against hanging; nothing is measured.
 LIMIT = aiohttp.ClientTimeout(total=120)
 
 
@@ -79,12 +79,12 @@ async def test_an_engine_that_is_stuck_is_not_healthy(start_tiny: Callable[..., 
             assert found == (503, "engine_stuck")
             os.kill(server.engine_pid, signal.SIGCONT)
             assert [event async for event in stream][-1] == "[DONE]"
-        # It owes nothing now, however long it is silent.
+        # Without requests an engine may be silent for any time.
         await asyncio.sleep(1.5)
         assert await health() == (200, None)
 
 
-async def test_a_client_that_leaves_frees_its_place(
+async def test_a_client_that_disconnects_frees_its_place(
     start_server: Callable[..., Any],
 ) -> None:
     # One sequence at a time: while one runs, the next waits, for longer than LIMIT.
@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_frees_its_place(
     assert "Traceback" not in server.errors()
 
 
-async def test_a_reader_that_stalls_holds_up_nobody(server: Any) -> None:
+async def test_a_stalled_reader_does_not_block_others(server: Any) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"model": server.model, "stream": True, **LONG}).encode()
     _, writer = await asyncio.open_connection(host, int(port), limit=1)
@@ -154,7 +154,7 @@ def test_a_stop_while_downloading_waits_for_no_hub(
     assert "Traceback" not in server.errors()
 
 
-def test_a_killed_server_leaves_nothing_behind(
+def test_a_killed_server_leaves_no_process(
     start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -183,7 +183,9 @@ async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., 
     assert await asyncio.to_thread(server.wait) == 0
 
 
-async def test_what_outlasts_the_grace_gets_an_error(start_server: Callable[..., Any]) -> None:
+async def test_requests_that_outlast_the_drain_timeout_get_an_error(
+    start_server: Callable[..., Any],
+) -> None:
     server = start_server("--drain-timeout", "0.5")
     body = {"model": server.model, **LONG}
     async with aiohttp.ClientSession(timeout=LIMIT) as http:
@@ -201,7 +203,7 @@ async def test_what_outlasts_the_grace_gets_an_error(start_server: Callable[...,
     assert "Traceback" not in server.errors()
 
 
-async def test_a_dead_engine_fails_what_runs_and_ends_the_server(
+async def test_a_dead_engine_fails_running_requests_and_ends_the_server(
     start_server: Callable[..., Any],
 ) -> None:
     server = start_server()
@@ -222,7 +224,7 @@ async def test_a_dead_engine_fails_what_runs_and_ends_the_server(
     assert "Traceback" not in server.errors()
 
 
-async def test_a_dead_engine_is_started_anew_if_that_is_asked_for(
+async def test_a_dead_engine_is_restarted_with_engine_restarts(
     start_server: Callable[..., Any],
 ) -> None:
     server = start_server("--engine-restarts", "1")
@@ -250,7 +252,7 @@ async def test_a_dead_engine_is_started_anew_if_that_is_asked_for(
     assert "Traceback" not in server.errors()
 
 
-def test_a_stop_while_the_engine_is_started_anew(start_server: Callable[..., Any]) -> None:
+def test_a_stop_during_an_engine_restart(start_server: Callable[..., Any]) -> None:
     server = start_server("--engine-restarts", "1")
     os.kill(server.engine_pid, signal.SIGKILL)
     while "is restarted" not in server.errors():

@@ -41,7 +41,7 @@ async def test_https(tmp_path: Path) -> None:
         assert (await http.get("/version", ssl=trusting)).status == 200
 
 
-def test_unusable_certificates_are_told_before_the_model_loads(tmp_path: Path) -> None:
+def test_unusable_certificates_are_reported_before_the_model_loads(tmp_path: Path) -> None:
     assert tls_context(ServerConfig()) is None
     (tmp_path / "cert.pem").write_text("nonsense")
     for name in ("cert.pem", "none.pem"):

@@ -10,7 +10,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.chat.messages import template_message
 
 
-def test_messages_become_the_templates() -> None:
+def test_messages_in_the_templates_form() -> None:
     text = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template_message({"role": "user", "content": text}, "messages[0]") == {
         "role": "user",
@@ -27,7 +27,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
 BAD_FUNCTION = {"name": "f", "arguments": "[1]"}
 
 
-def test_calls_and_their_results_become_the_templates() -> None:
+def test_calls_and_results_in_the_templates_form() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}
     assert template_message(call, "") == {
         "role": "assistant",
@@ -40,7 +40,7 @@ def test_calls_and_their_results_become_the_templates() -> None:
     assert template_message(result, "") == result
 
 
-def test_an_answer_can_be_sent_back_as_a_message() -> None:
+def test_a_response_can_be_sent_back_as_a_message() -> None:
     from openai.types.chat import ChatCompletionMessage
 
     answer = ChatCompletionMessage(role="assistant", content="Paris.").model_dump()
@@ -80,7 +80,9 @@ def test_an_answer_can_be_sent_back_as_a_message() -> None:
         ({"role": "user", "content": ["a"]}, "messages[0].content[0]"),
     ],
 )
-def test_bad_messages_are_refused_by_place(message: dict[str, Any], param: str) -> None:
+def test_malformed_messages_are_refused_with_their_path(
+    message: dict[str, Any], param: str
+) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         template_message(message, "messages[0]")
     assert raised.value.param == param

@@ -1,4 +1,4 @@
-"""Errors that need no engine, over real HTTP: each in OpenAI's envelope."""
+"""Errors that need no engine, over real HTTP: each in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_ENGINE = SimpleNamespace(sampling_defaults={})
 
 @pytest.fixture
 async def http() -> AsyncIterator[TestClient[Any, Any]]:
-    no_engine = cast(EngineClient, NO_ENGINE)  # these are refused before one is needed
+    no_engine = cast(EngineClient, NO_ENGINE)  # requests are refused before they reach it
     config = ServerConfig(served_model_names=("m", "org/m"), max_body_bytes=1000)
     async with TestClient(TestServer(create_app(no_engine, config))) as client:
         yield client
@@ -143,10 +143,10 @@ async def test_a_server_sets_its_own_limits() -> None:
         assert (await error_of(response))["param"] == "top_logprobs"
 
 
-async def test_an_unforeseen_failure_shows_only_an_id(
+async def test_an_unexpected_error_shows_only_an_id(
     http: TestClient[Any, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # No engine is there, so a good request fails in a way that no handler expects.
+    # Without an engine a valid request raises an exception that no handler expects.
     response = await http.post(TEXT, json={"model": "m", "prompt": "x"})
     assert response.status == 500
     error = await error_of(response)
@@ -162,7 +162,7 @@ async def test_an_unforeseen_failure_shows_only_an_id(
     ("silent_s", "busy_s", "status"),
     [(0, 0, 200), (59, 599, 200), (61, 0, 503), (0.5, 601, 503)],
 )
-async def test_a_long_step_is_not_yet_a_stuck_engine(
+async def test_a_long_step_is_not_a_stuck_engine(
     silent_s: float, busy_s: float, status: int
 ) -> None:
     stats = SimpleNamespace(busy_s=busy_s)
@@ -175,7 +175,7 @@ async def test_a_long_step_is_not_yet_a_stuck_engine(
             assert (await error_of(response))["code"] == "engine_stuck"
 
 
-async def test_nothing_is_admitted_once_closed(http: TestClient[Any, Any]) -> None:
+async def test_closed_admission_over_http(http: TestClient[Any, Any]) -> None:
     assert (await http.get("/load")).status == 200
     assert http.server is not None
     http.server.app[SERVER_CONTEXT].admission.close()

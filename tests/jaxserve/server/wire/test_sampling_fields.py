@@ -24,7 +24,7 @@ def parse_text(**fields: Any) -> CompletionRequest:
     return parse(TEXT | fields, CompletionRequest, COMPLETION_UNSUPPORTED)
 
 
-def test_max_completion_tokens_wins() -> None:
+def test_max_completion_tokens_takes_precedence() -> None:
     assert parse_chat(max_tokens=5, max_completion_tokens=7).to_sampling_params().max_tokens == 7
     assert parse_chat(max_tokens=5).to_sampling_params().max_tokens == 5
     assert parse_chat().to_sampling_params().max_tokens is None
@@ -32,7 +32,7 @@ def test_max_completion_tokens_wins() -> None:
     assert parse_text(max_tokens=3).to_sampling_params().max_tokens == 3
 
 
-def test_a_bad_limit_is_named_as_the_client_spelled_it() -> None:
+def test_errors_name_the_limit_that_the_request_uses() -> None:
     for fields, param in (
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -82,7 +82,7 @@ def test_every_sampling_parameter_has_its_field() -> None:
     assert params.logit_bias == {5: -3}
 
 
-def test_logprobs_are_spelled_in_two_ways() -> None:
+def test_logprobs_in_both_apis() -> None:
     assert parse_chat().to_sampling_params().logprobs is None
     assert parse_chat(logprobs=True).to_sampling_params().logprobs == 0
     assert parse_chat(logprobs=True, top_logprobs=5).to_sampling_params().logprobs == 5
@@ -93,7 +93,7 @@ def test_logprobs_are_spelled_in_two_ways() -> None:
         assert raised.value.param == "top_logprobs"
 
 
-def test_best_of_makes_more_than_it_returns() -> None:
+def test_best_of_generates_more_than_it_returns() -> None:
     body = parse_text(n=2, best_of=5)
     params = body.to_sampling_params()
     assert (params.n, params.logprobs, body.returned_choices) == (5, 0, 2)
@@ -103,7 +103,7 @@ def test_best_of_makes_more_than_it_returns() -> None:
         assert raised.value.param == "best_of"
 
 
-def test_a_beam_search_is_as_wide_as_best_of_or_n() -> None:
+def test_the_width_of_a_beam_search_is_best_of_or_n() -> None:
     asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "length_penalty": 0.5}
     model_defaults = {"top_p": 0.9, "repetition_penalty": 1.1}
     params = parse_chat(**asked).to_sampling_params(model_defaults)
@@ -139,14 +139,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"guided_json": SCHEMA}, {"json": SCHEMA}),
     ],
 )
-def test_structured_outputs_have_several_spellings(
+def test_alternative_fields_of_structured_outputs(
     fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     params = parse_chat(**fields).to_sampling_params()
     assert params.structured_outputs == StructuredOutputsParams(**expected)
 
 
-def test_only_one_spelling_at_a_time() -> None:
+def test_alternative_fields_exclude_one_another() -> None:
     body = parse_chat(response_format={"type": "json_object"}, guided_regex="a")
     with pytest.raises(InvalidRequestError, match="send one"):
         body.to_sampling_params()
@@ -154,7 +154,7 @@ def test_only_one_spelling_at_a_time() -> None:
         parse_chat(response_format={"type": "json_schema"}).to_sampling_params()
 
 
-def test_an_echo_asks_for_the_prompts_logprobs() -> None:
+def test_echo_with_logprobs_needs_prompt_logprobs() -> None:
     params = parse_text(echo=True, logprobs=2, max_tokens=0).to_sampling_params()
     assert (params.max_tokens, params.logprobs, params.prompt_logprobs) == (1, 2, 2)
     with pytest.raises(InvalidRequestError):
@@ -162,7 +162,7 @@ def test_an_echo_asks_for_the_prompts_logprobs() -> None:
 
 
 @pytest.mark.parametrize("parse_any", [parse_chat, parse_text])
-def test_the_models_defaults_hold_where_the_request_says_nothing(parse_any: Any) -> None:
+def test_the_models_defaults_apply_to_absent_fields(parse_any: Any) -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
     params = parse_any(top_p=1.0).to_sampling_params(defaults)
     assert (params.temperature, params.top_p, params.top_k) == (0.6, 1.0, 20)

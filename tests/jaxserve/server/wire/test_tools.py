@@ -49,13 +49,13 @@ def test_tool_choices() -> None:
         ({"tools": [F], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     ],
 )
-def test_tools_that_contradict_themselves(fields: dict[str, Any], param: str) -> None:
+def test_contradictory_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse_chat(**fields).to_sampling_params()
     assert raised.value.param == param
 
 
-def test_forced_calls_shape_the_output() -> None:
+def test_forced_calls_constrain_the_output() -> None:
     def structured(**fields: Any) -> StructuredOutputsParams | None:
         return parse_chat(tools=[F, G], **fields).to_sampling_params().structured_outputs
 

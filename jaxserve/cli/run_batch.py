@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.max_in_flight < 1:
         raise ConfigError(f"max_in_flight must be at least 1; it was {args.max_in_flight}")
 
-    from jaxserve.server.api.batch_file import run_batch
+    from jaxserve.server.processes.run_batch import run_batch
 
-    tally = asyncio.run(
+    summary = asyncio.run(
         run_batch(
             flags.build(EngineConfig, args),
             args.input_file,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     print(
-        f"{tally.total} requests: {tally.before} answered before, "
-        f"{tally.total - tally.before} now, {tally.failed} of them with an error"
+        f"{summary.total} requests: {summary.before} answered before, "
+        f"{summary.total - summary.before} now, {summary.failed} of them with an error"
     )
     return 0

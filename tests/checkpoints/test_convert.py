@@ -1,4 +1,4 @@
-"""Orbax out and in, against the checkpoints it was made of."""
+"""Orbax folders, written and read, against the checkpoints that they were made from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_same(a: LoadedModel, b: LoadedModel) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-def test_a_folder_comes_back_bit_for_bit(tiny_llama: Path, converted: Path) -> None:
+def test_a_converted_folder_has_the_same_bits(tiny_llama: Path, converted: Path) -> None:
     assert_same(load_model(tiny_llama, F32), load_model(converted, F32))
     text = "Größe 🚀"
     assert load_tokenizer(converted).encode(text) == load_tokenizer(tiny_llama).encode(text)
@@ -47,7 +47,7 @@ def test_a_folder_comes_back_bit_for_bit(tiny_llama: Path, converted: Path) -> N
 
 
 @pytest.mark.slow
-def test_gguf_comes_back_bit_for_bit(demo_model: Path, tmp_path: Path) -> None:
+def test_a_converted_gguf_file_has_the_same_bits(demo_model: Path, tmp_path: Path) -> None:
     convert(demo_model, tmp_path / "orbax", None)
     assert_same(load_model(demo_model, F32), load_model(tmp_path / "orbax", F32))
     own, theirs = load_tokenizer(tmp_path / "orbax"), load_tokenizer(demo_model)
@@ -82,7 +82,7 @@ def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: 
             quantised += 1
     assert quantised == 4 * exact.config.num_hidden_layers
     assert stored.nbytes < 0.6 * exact.nbytes
-    # Served as its own floats: bfloat16 here.
+    # Parameters are loaded in the type that is asked for: bfloat16 here.
     kinds = {leaf.dtype for leaf in load_model(tmp_path / "orbax", jnp.dtype("bfloat16")).leaves}
     assert kinds == {jnp.dtype("bfloat16")}
 
@@ -121,8 +121,8 @@ def test_each_device_of_a_mesh_gets_its_own_part(
     command += [str(converted), str(tmp_path / "int8")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    # Table, head and both layers' MLP; and their attention, where the 2 kv heads can be cut.
-    # Norms are whole everywhere.
+    # Embedding, head and both layers' MLP; and their attention, where the 2 kv heads can be
+    # divided. Norms are replicated.
     assert done.stdout.splitlines() == ["8 6", "2 10"] * 3
 
 
@@ -146,14 +146,14 @@ def test_a_convert_that_is_killed_leaves_nothing_that_looks_complete(
     assert_same(load_model(tiny_llama, F32), load_model(target, F32))
 
 
-def test_a_target_that_is_there_is_left_alone(tiny_llama: Path, converted: Path) -> None:
+def test_an_existing_target_is_not_changed(tiny_llama: Path, converted: Path) -> None:
     before = (converted / "jaxserve.json").read_text()
     with pytest.raises(ConfigError, match="exists already"):
         convert(tiny_llama, converted, None)
     assert (converted / "jaxserve.json").read_text() == before
 
 
-def test_what_breaks_off_leaves_nothing(
+def test_a_conversion_that_fails_leaves_nothing(
     tensors: Tensors, write_folder: Write, tmp_path: Path
 ) -> None:
     tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = np.nan  # after half of the model
@@ -163,7 +163,7 @@ def test_what_breaks_off_leaves_nothing(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-# Orbax lets go of the failed read's siblings without looking at them.
+# Orbax drops the other reads of a failed one without awaiting them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_damage_names_the_tensor(converted: Path) -> None:
     files = [f for f in (converted / "params" / "layers.1").rglob("*") if f.is_file()]
@@ -189,7 +189,7 @@ def test_a_manifest_that_does_not_fit_names_the_tensor(converted: Path) -> None:
         open_checkpoint(converted)
 
 
-def test_an_unfinished_folder_is_no_model(converted: Path) -> None:
+def test_an_unfinished_folder_is_refused(converted: Path) -> None:
     (converted / "jaxserve.json").unlink()
     with pytest.raises(ModelNotFoundError, match=r"no model\.safetensors"):
         open_checkpoint(converted)

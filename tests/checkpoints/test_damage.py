@@ -1,4 +1,4 @@
-"""JSON files and metadata that can't be right: an error names the file and the field."""
+"""JSON files and metadata with impossible values: an error names the file and the field."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_config_json(tensors: Tensors, write_folder: Write, field: str, value: A
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda path: path.stem)
 def test_any_field_of_a_config_may_be_damaged(family: Path) -> None:
-    """Nothing but ModelError comes out, whatever a field holds, nor does it take long."""
+    """No value of a field raises anything but ModelError, or takes long."""
     config = json.loads(str(np.load(family)["config"]))
     places = [(config, name) for name in config]
     places += [

@@ -62,7 +62,7 @@ def as_gguf(tensors: Tensors) -> Tensors:
 
 @pytest.mark.parametrize("quantisation", [None, gguf.GGMLQuantizationType.Q8_0])
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-def test_experts_come_back_one_by_one(
+def test_experts_are_read_one_by_one(
     write_gguf: Write, arch: str, quantisation: gguf.GGMLQuantizationType | None
 ) -> None:
     mixtral = arch == "llama"
@@ -113,7 +113,7 @@ def test_names_map_both_ways(tensors: Tensors) -> None:
     assert hf_name("blk.0.attn_surprise.bias") == "blk.0.attn_surprise.bias"
 
 
-def test_float32_comes_back_exactly_in_hf_layout(tensors: Tensors, write_gguf: Write) -> None:
+def test_float32_is_read_exactly_and_in_hf_layout(tensors: Tensors, write_gguf: Write) -> None:
     checkpoint = open_checkpoint(write_gguf(as_gguf(tensors)))
     assert checkpoint.shapes() == {name: value.shape for name, value in tensors.items()}
     for name, value in tensors.items():
@@ -150,7 +150,7 @@ def test_eos_ids_include_end_of_turn(tensors: Tensors, write_gguf: Write) -> Non
     assert open_checkpoint(path).config.eos_token_ids == (2, 9)
 
 
-def test_metadata_that_cannot_be_right_is_named(tensors: Tensors, write_gguf: Write) -> None:
+def test_metadata_with_an_impossible_value_is_named(tensors: Tensors, write_gguf: Write) -> None:
     whole = as_gguf(tensors)
     with pytest.raises(CheckpointError, match=r"eot_token_id is 40, past the vocabulary's end"):
         open_checkpoint(write_gguf(whole, tokenizer__ggml__eot_token_id=40))

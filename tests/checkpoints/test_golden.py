@@ -1,4 +1,4 @@
-"""Real and golden checkpoints through the whole of open_checkpoint."""
+"""open_checkpoint() on real and golden checkpoints."""
 
 from __future__ import annotations
 

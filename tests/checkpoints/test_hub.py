@@ -196,7 +196,7 @@ def test_refusals_say_what_to_change(
     assert message in done.stderr
 
 
-def test_local_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_a_local_path_is_returned_unchanged(tmp_path: Path) -> None:
     assert pull(str(tmp_path)) == tmp_path
     for missing in (str(tmp_path / "nowhere"), "models/missing.gguf", "no-such-name"):
         with pytest.raises(ModelNotFoundError, match=r"no such folder or file.*smollm2-135m"):

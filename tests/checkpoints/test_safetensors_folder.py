@@ -17,7 +17,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_every_tensor_comes_back_as_it_was_saved(
+def test_every_tensor_is_read_as_it_was_saved(
     tensors: Tensors, write_folder: Write, shards: int
 ) -> None:
     checkpoint = open_checkpoint(write_folder(tensors, shards))

@@ -1,7 +1,7 @@
-"""A device without a model: it keeps KV in blocks, and reads it only through what plans told it.
+"""A device without a model: it keeps KV in blocks, and finds it only by what plans say.
 
-The KV of a token is a digest of all tokens up to it, so that a block with the right tokens in the
-wrong place, or after another prefix, doesn't pass for the right one. Every entry that a step reads
+The KV of a token is a digest of all tokens up to it, so that a block with the right tokens at the
+wrong position, or after another prefix, is detected. Every entry that a step reads
 is compared with what it must be.
 """
 

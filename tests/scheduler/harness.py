@@ -38,16 +38,16 @@ def make_request(name: str, prompt: SequenceOf[int] = (1,), **changes: Any) -> R
 
 
 class Loop:
-    """Scheduler, device, and the steps in flight between them."""
+    """A scheduler, a device, and the plans whose results the scheduler doesn't have yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.device = FakeDevice(config)
-        self.flights: deque[tuple[StepPlan, list[int], list[list[int]]]] = deque()
+        self.pending: deque[tuple[StepPlan, list[int], list[list[int]]]] = deque()
         self.plans: list[StepPlan] = []
         self.sequences: list[Sequence] = []
-        self.expected: dict[Sequence, list[int]] = {}  # output if it isn't cut short
+        self.expected: dict[Sequence, list[int]] = {}  # output if it is not ended early
         self.streamed: dict[Sequence, list[int]] = {}
         self.cut: dict[Sequence, FinishReason] = {}
 
@@ -94,12 +94,12 @@ class Loop:
         if plan is not None:
             assert 0 <= plan.num_tokens <= self.config.max_num_batched_tokens
             self.plans.append(plan)
-            self.flights.append((plan, *self.device.run(plan)))
+            self.pending.append((plan, *self.device.run(plan)))
         self.check()
         return plan
 
     def schedule_several(self, steps: int) -> None:
-        """Steps of one dispatch: the device has all new blocks before the first."""
+        """Runs several steps of one dispatch: the device gets all new blocks before the first."""
         plans = [self.scheduler.schedule() for _ in range(steps)]
         new_blocks = tuple(entry for plan in plans if plan for entry in plan.new_blocks)
         for plan in plans:
@@ -109,11 +109,11 @@ class Loop:
                 plan.step, slots, new_blocks=plan.new_blocks, num_tokens=len(slots)
             )
             self.plans.append(plan)
-            self.flights.append((plan, *self.device.run(replace(plan, new_blocks=new_blocks))))
+            self.pending.append((plan, *self.device.run(replace(plan, new_blocks=new_blocks))))
         self.check()
 
     def update(self) -> StepResult:
-        result = self.scheduler.update(*self.flights.popleft())
+        result = self.scheduler.update(*self.pending.popleft())
         for sequence, token in zip(result.sequences, result.token_ids, strict=True):
             self.streamed[sequence].append(token)
         for sequence in result.finished:
@@ -122,19 +122,19 @@ class Loop:
         return result
 
     def step(self) -> StepPlan | None:
-        """One step, and its results at once."""
+        """Runs one step and returns its results to the scheduler at once."""
         plan = self.schedule()
         if plan is not None:
             self.update()
         return plan
 
     def run(self, depth: int = 1, most: int = 5_000) -> None:
-        """Until all requests have ended, with up to `depth` steps in flight."""
+        """Runs until all requests have ended, with up to `depth` steps in flight."""
         for _ in range(most):
-            if not self.scheduler.has_unfinished and not self.flights:
+            if not self.scheduler.has_unfinished and not self.pending:
                 break
             plan = self.schedule()
-            if self.flights and (plan is None or len(self.flights) >= depth):
+            if self.pending and (plan is None or len(self.pending) >= depth):
                 self.update()
             else:
                 assert plan is not None, "nothing to do, nothing in flight, and not finished"
@@ -165,7 +165,7 @@ class Loop:
         assert len(set(slots)) == len(slots) == stats.running
 
     def _check_shared(self, holders: list[tuple[Sequence, int]]) -> None:
-        """Several tables may hold a block only if it is full and means the same to all.
+        """Several tables may hold a block only if it is full, with the same tokens in all of them.
 
         A fresh fork shares a partial block too, but only until the next step is planned.
         """
@@ -181,7 +181,7 @@ class Loop:
         assert len(meanings) == 1
 
     def check_end(self) -> None:
-        """All is given back, and every request saw what it would see alone."""
+        """All blocks and slots are free, and every request got the output that it gets alone."""
         stats = self.scheduler.stats()
         assert stats.blocks_used == stats.running == stats.waiting == 0
         for sequence in self.sequences:

@@ -73,7 +73,7 @@ def test_small_requests_behind_a_giant_wait_no_longer_than_it() -> None:
     giant = loop.add_prompt("giant", [2] * 24, max_tokens=2)
     small = loop.add_prompt("small", [3] * 2, max_tokens=2)
     while giant.slot == -1:
-        assert small.slot == -1  # nobody takes the blocks that the giant waits for
+        assert small.slot == -1  # no other request takes the blocks that the giant waits for
         assert loop.step() is not None
     loop.step()
     assert small.finish_reason or small.slot >= 0

@@ -1,4 +1,4 @@
-"""The pool alone: counts, order of reuse, and what stays findable."""
+"""The block pool alone: counts, order of reuse, and which blocks stay in the cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_null_blocks_are_never_counted() -> None:
     assert pool.num_free == 4
 
 
-def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
+def test_a_shared_block_is_free_after_its_last_release() -> None:
     pool = BlockPool(3)
     block = pool.take()
     pool.share([block])
@@ -56,7 +56,7 @@ def test_unhashed_blocks_are_reused_before_cached_ones() -> None:
     assert pool.find(0, digest(1)) == cached
 
 
-def test_cached_blocks_leave_in_the_order_in_which_they_were_freed() -> None:
+def test_cached_blocks_are_evicted_in_the_order_in_which_they_were_freed() -> None:
     pool = BlockPool(4)
     blocks = pool.take_many(3)
     pool.register(0, blocks, [digest(1), digest(2), digest(3)])
@@ -65,7 +65,7 @@ def test_cached_blocks_leave_in_the_order_in_which_they_were_freed() -> None:
     assert [pool.find(0, digest(n)) for n in (1, 2, 3)] == [None] * 3
 
 
-def test_a_hit_revives_a_free_block_and_makes_it_the_last_to_leave() -> None:
+def test_a_hit_uses_a_free_block_again_and_makes_it_the_last_to_be_evicted() -> None:
     pool = BlockPool(3)
     first, second = pool.take_many(2)
     pool.register(0, [first, second], [digest(1), digest(2)])
@@ -97,7 +97,7 @@ def test_groups_find_their_own_blocks_only() -> None:
     assert (pool.find(0, digest(1)), pool.find(1, digest(1))) == (None, second)
 
 
-def test_reset_forgets_everything_unless_a_block_is_used() -> None:
+def test_reset_clears_the_cache_unless_a_block_is_used() -> None:
     pool = BlockPool(3)
     block = pool.take()
     pool.register(0, [block], [digest(1)])

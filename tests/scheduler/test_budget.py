@@ -9,7 +9,7 @@ from tests.scheduler.harness import Loop, make_config, make_request
 
 
 def drive(scheduler: Scheduler) -> tuple[int, list[int]]:
-    """A step with made-up tokens: (decodes, tokens of each chunk)."""
+    """Runs a step, all of whose tokens are 1. Returns (decodes, tokens of each chunk)."""
     plan = scheduler.schedule()
     assert plan is not None
     scheduler.update(plan, [1] * (len(plan.decode_slots) + len(plan.chunks)))
@@ -74,7 +74,7 @@ def test_no_more_than_max_num_seqs_run() -> None:
     loop.run()
 
 
-def test_a_steady_decode_hands_over_nothing_but_the_same_slots() -> None:
+def test_the_plan_of_a_steady_decode_is_the_same_slots_and_nothing_else() -> None:
     loop = Loop(make_config())
     loop.add_prompt("a", [1] * 4, max_tokens=12)
     loop.add_prompt("b", [2] * 4, max_tokens=12)

@@ -1,4 +1,4 @@
-"""Draft tokens: as many as were right are kept, and the rest leaves no trace."""
+"""Draft tokens: those that are right are accepted, and the others change nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_drafts_for_a_token_that_is_in_flight_are_not_taken() -> None:
     loop.run(depth=2)
 
 
-def test_drafts_end_where_the_output_must() -> None:
+def test_drafts_are_no_longer_than_the_rest_of_the_output() -> None:
     loop = drafting()
     sequence = loop.add_prompt("a", [1] * 6, max_tokens=3)
     loop.step()
@@ -85,7 +85,7 @@ def test_a_stop_among_accepted_drafts_ends_there() -> None:
     loop.check_end()
 
 
-def test_nobody_is_preempted_for_a_guess() -> None:
+def test_drafts_preempt_nothing() -> None:
     loop = drafting(num_blocks=5, max_num_seqs=2)
     sequence = loop.add_prompt("a", [1] * 6, max_tokens=6)
     loop.add_prompt("b", [2] * 6, max_tokens=2)
@@ -98,7 +98,7 @@ def test_nobody_is_preempted_for_a_guess() -> None:
     loop.run()
 
 
-def test_a_draft_row_can_be_a_victim() -> None:
+def test_a_row_with_drafts_can_be_preempted() -> None:
     loop = drafting(num_blocks=9, max_num_seqs=2)
     first = loop.add_prompt("a", [1] * 9, max_tokens=14)
     victim = loop.add_prompt("b", [2] * 9, max_tokens=14)

@@ -17,7 +17,7 @@ def test_max_tokens(depth: int) -> None:
         loop.run(depth)
         assert sequence.finish_reason == "length"
         assert len(sequence.output_token_ids) == max_tokens
-        # Known in advance, so no row was wasted on it, however far ahead the plans are.
+        # The last step is known in advance, so that no row is planned after it.
         assert sum(plan.num_tokens for plan in loop.plans) == 6 + max_tokens - 1
 
 
@@ -76,12 +76,12 @@ def test_abort_at_any_moment_frees_at_once(depth: int, steps: int) -> None:
     loop.add_prompt("a", [1] * 10, max_tokens=20)
     for _ in range(steps):
         loop.schedule()
-        if len(loop.flights) >= depth:
+        if len(loop.pending) >= depth:
             loop.update()
     loop.abort("a")
     stats = loop.scheduler.stats()
     assert (stats.blocks_used, stats.running, stats.waiting) == (0, 0, 0)
-    while loop.flights:
+    while loop.pending:
         assert loop.update().sequences == []
     loop.check_end()
 
@@ -99,7 +99,7 @@ def test_an_id_can_be_used_again_and_late_rows_do_not_reach_it() -> None:
     loop.run()
 
 
-def test_abort_of_an_unknown_or_ended_id_is_no_matter() -> None:
+def test_abort_of_an_unknown_or_ended_id_does_nothing() -> None:
     scheduler = Scheduler(make_config())
     assert scheduler.abort("nobody") == []
     loop = Loop(make_config())

@@ -65,7 +65,7 @@ def test_abort_ends_all_samples() -> None:
         loop.check_end()
 
 
-def test_a_fork_copies_one_block_at_most_and_a_drop_frees_what_was_its_own() -> None:
+def test_a_fork_copies_one_block_at_most_and_its_end_frees_that() -> None:
     loop = Loop(make_config())
     parent = loop.add_prompt("a", [1] * 9, max_tokens=20)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_the_last_holder_writes_without_a_copy() -> None:
     assert copies_of(loop) == 0
 
 
-def test_a_block_that_can_be_found_is_not_written_by_its_last_holder() -> None:
+def test_a_block_in_the_cache_is_not_written_by_its_last_holder() -> None:
     # The parent fills and registers the block that the child shares, and is then dropped.
     loop = Loop(make_config())
     parent = loop.add_prompt("a", [1] * 9, max_tokens=20)

@@ -40,7 +40,7 @@ def test_longest_prefix_takes_the_most_cached_first() -> None:
     assert order_of_starts(loop) == ["warm", "whole", "half", "cold"]
 
 
-def test_longest_prefix_passes_nobody_over_for_ever() -> None:
+def test_under_longest_prefix_no_request_waits_for_ever() -> None:
     loop = Loop(make_config(max_num_seqs=1, policy="longest-prefix"))
     loop.add_prompt("warm", WARM)
     loop.run()

@@ -10,7 +10,7 @@ def tight(**changes: object) -> Loop:
     return Loop(make_config(**({"num_blocks": 9, "max_num_seqs": 3} | changes)))
 
 
-def test_the_newest_gives_way_and_its_output_goes_on_where_it_was() -> None:
+def test_the_newest_is_preempted_and_its_output_continues() -> None:
     loop = tight()
     first = loop.add_prompt("a", [1] * 9, max_tokens=14)
     second = loop.add_prompt("b", [2] * 9, max_tokens=14)
@@ -62,8 +62,8 @@ def test_priority_preempts_the_lowest_and_then_the_newest() -> None:
 
 
 def test_a_priority_victim_that_was_planned_already_is_unplanned() -> None:
-    # All three cross into a new block in the same step, and one block is free. By arrival the
-    # lowest gets it first; by priority it must give it back, with its row.
+    # All three begin a block in the same step, and one block is free. The lowest, which arrived
+    # first, is planned with it, and must then be preempted, and its row be removed.
     loop = tight(policy="priority", num_blocks=11)
     low = loop.add_prompt("low", [1] * 12, max_tokens=8, priority=5)
     loop.add_prompt("b", [2] * 12, max_tokens=8, priority=1)
@@ -94,7 +94,7 @@ def test_a_token_in_flight_for_a_victim_is_delivered() -> None:
     loop.run(depth=2)
 
 
-def test_a_victim_counts_as_started_until_its_token_is_here() -> None:
+def test_a_victim_counts_as_started_until_its_token_in_flight_is_known() -> None:
     loop = tight()
     loop.add_prompt("a", [1] * 9, max_tokens=14)
     victim = loop.add_prompt("b", [2] * 9, max_tokens=14)

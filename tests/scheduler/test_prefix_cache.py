@@ -92,7 +92,7 @@ def test_the_same_content_in_the_same_step_is_shared() -> None:
     loop.run()  # the device compares the KV that it reads
 
 
-def test_a_chunk_makes_only_its_own_blocks_findable() -> None:
+def test_a_chunk_adds_only_its_own_blocks_to_the_cache() -> None:
     loop = Loop(make_config(max_num_batched_tokens=4, max_num_seqs=2))
     loop.add_prompt("a", PROMPT)
     loop.schedule()
@@ -114,7 +114,7 @@ def test_hits_are_held_before_new_blocks_are_taken() -> None:
     assert second.num_cached_tokens == 20
 
 
-def test_hits_that_nobody_holds_use_up_free_blocks_too() -> None:
+def test_hits_that_no_sequence_holds_use_up_free_blocks_too() -> None:
     loop = Loop(make_config(num_blocks=9))
     prompt = [n % 7 for n in range(20)]
     loop.add_prompt("a", [*prompt, 1], max_tokens=1)
@@ -153,7 +153,7 @@ def test_the_tail_of_a_sequence_is_evicted_first() -> None:
     assert again.num_cached_tokens == 20
 
 
-def test_reset_after_a_weight_reload_tells_whether_it_did() -> None:
+def test_reset_returns_whether_the_cache_was_cleared() -> None:
     loop = Loop(make_config())
     loop.add_prompt("a", PROMPT)
     loop.step()
@@ -176,7 +176,7 @@ def test_rereads_of_a_preempted_request_are_not_hits() -> None:
     assert stats.prefix_queries == 18
 
 
-def test_events_tell_what_is_cached() -> None:
+def test_events_give_the_content_of_the_cache() -> None:
     loop = Loop(make_config(num_blocks=9, enable_events=True))
     for number in range(6):
         loop.add_prompt(str(number), [number] * 9, max_tokens=6)

@@ -1,4 +1,4 @@
-"""Whatever arrives, forks, is drafted, cut short and preempted: every request sees its own tokens.
+"""In any order of arrivals, forks, drafts, aborts, preemptions each request gets its own tokens.
 
 SCHEDULER_EXAMPLES sets how many runs are tried (a long run: SCHEDULER_EXAMPLES=1000000).
 """
@@ -116,12 +116,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def advance(self, steps: int) -> None:
         for _ in range(steps):
             plan = self.loop.schedule()
-            if self.loop.flights and (plan is None or len(self.loop.flights) >= self.depth):
+            if self.loop.pending and (plan is None or len(self.loop.pending) >= self.depth):
                 self.loop.update()
 
     @rule()
     def schedule(self) -> None:
-        if len(self.loop.flights) < self.depth:
+        if len(self.loop.pending) < self.depth:
             self.loop.schedule()
 
     @rule(steps=st.integers(1, 9))
@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def update(self) -> None:
-        if self.loop.flights:
+        if self.loop.pending:
             self.loop.update()
 
     @rule(data=st.data())

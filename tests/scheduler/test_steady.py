@@ -22,13 +22,13 @@ def test_up_to_the_first_last_token() -> None:
     loop.schedule_several(3)
     assert steady_steps(loop) == 5
     loop.schedule_several(5)
-    assert steady_steps(loop) == 0  # b sits out
+    assert steady_steps(loop) == 0  # b has had its last row
     loop.step()
     assert steady_steps(loop) == 2
     loop.run()
 
 
-def test_not_while_somebody_waits_or_a_prompt_is_in_work() -> None:
+def test_not_while_a_request_waits_or_a_prompt_is_computed() -> None:
     loop = Loop(make_config(max_num_seqs=2, max_num_batched_tokens=8))
     loop.add_prompt("a", max_tokens=40)
     loop.step()
@@ -38,7 +38,7 @@ def test_not_while_somebody_waits_or_a_prompt_is_in_work() -> None:
     for _ in range(2):
         assert not loop.scheduler.is_steady(1)
         loop.step()
-    assert not loop.scheduler.is_steady(1)  # c has no place
+    assert not loop.scheduler.is_steady(1)  # c has no slot
     loop.abort("b")
     loop.step()
     assert loop.scheduler.is_steady(3)

@@ -1,4 +1,4 @@
-"""Cache groups: sliding windows let go of blocks, and never one that is still read."""
+"""Cache groups: blocks before a sliding window are released, and never one that is still read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ ONLY = (CacheGroup(window=6),)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_blocks_before_the_window_are_let_go(depth: int) -> None:
+def test_blocks_before_the_window_are_released(depth: int) -> None:
     loop = Loop(make_config(cache_groups=BOTH, num_blocks=65))
     sequence = loop.add_prompt("a", [1] * 20, max_tokens=30)
     most = 0
     while loop.scheduler.has_unfinished:
-        plan = loop.schedule()  # the device fails if a step reads a block that was given away
-        if plan is None or len(loop.flights) >= depth:
+        plan = loop.schedule()  # the device fails if a step reads a block of another sequence
+        if plan is None or len(loop.pending) >= depth:
             loop.update()
         if sequence.tables and sequence.num_tokens > 30:
             most = max(most, sum(block != 0 for block in sequence.tables[1]))
-    # Six tokens touch three blocks of four at most, and one more may be let go a step late.
+    # Six tokens touch three blocks of four at most, and one more may be released a step late.
     assert 0 < most <= 4
 
 
-def test_a_block_let_go_while_a_step_in_flight_reads_it_is_not_overwritten_before() -> None:
+def test_a_block_released_while_a_step_in_flight_reads_it_is_not_overwritten_before() -> None:
     loop = Loop(make_config(cache_groups=ONLY, num_blocks=9, max_num_batched_tokens=8))
     for number in range(6):
         loop.add_prompt(str(number), [number] * 12, max_tokens=12)

@@ -18,7 +18,7 @@ def words(text: str) -> int:
 
 
 def alike(one: list[str], other: list[str]) -> int:
-    """How many words they begin with together."""
+    """Number of words at the beginning that they share."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -81,7 +81,7 @@ def test_a_perfect_cache_would_have_the_hit_rate(hit_rate: float, groups: int) -
     assert hits / total == pytest.approx(hit_rate, abs=0.01)
 
 
-def test_a_hit_rate_that_cannot_be_is_refused() -> None:
+def test_an_impossible_hit_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match="can't reach a hit rate"):
         make_dataset(DatasetConfig("shared-prefix", num_prompts=4, prefix_groups=3))
 

@@ -46,7 +46,7 @@ def test_latency(engine: EngineConfig) -> None:
 
 
 def test_a_start_is_timed_and_leaves_nothing(engine: EngineConfig) -> None:
-    """With the programs that the other tests have compiled: startup() itself compiles anew."""
+    """Uses the programs that other tests have compiled; startup() would compile them again."""
     words = flags.words(replace(engine, model=EngineConfig().model))
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     before, began = children.read_text(), time.perf_counter()
@@ -55,7 +55,7 @@ def test_a_start_is_timed_and_leaves_nothing(engine: EngineConfig) -> None:
     assert children.read_text() == before
 
 
-def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineDeadError, match="ended before it was ready"):
         startup(tmp_path / "nowhere", [], warm_rounds=1)
 

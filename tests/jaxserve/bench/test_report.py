@@ -49,13 +49,13 @@ def test_latencies() -> None:
     ("limits", "good"),
     [
         ({"ttft": 200}, 2),
-        ({"tpot": 100}, 2),  # a single token keeps any
+        ({"tpot": 100}, 2),  # an answer of one token meets any
         ({"e2el": 699}, 1),
         ({"ttft": 300, "tpot": 300, "e2el": 700}, 3),
         ({"ttft": 250, "tpot": 200}, 1),
     ],
 )
-def test_goodput_counts_those_that_keep_every_limit(limits: dict[str, float], good: int) -> None:
+def test_goodput_counts_requests_that_meet_every_limit(limits: dict[str, float], good: int) -> None:
     figures = summarise(OUTCOMES, 4.0, limits)
     assert figures["good"] == good
     assert figures["goodput_requests_per_s"] == good / 4

@@ -25,7 +25,7 @@ def test_limits_of_a_good_request() -> None:
             LoadConfig(goodput=(wrong,))
 
 
-def test_settings_out_of_range_are_told() -> None:
+def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"request_rate": 0.0}, {"burstiness": -1.0}, {"base_url": "host:8000"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LoadConfig(**wrong)

@@ -1,4 +1,4 @@
-"""Against a server that answers what a test has written down, piece by piece."""
+"""Requests to a server that sends prepared bytes, piece by piece."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_events_come_in_pieces_of_any_size() -> None:
         assert events == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
 
 
-async def test_a_role_alone_is_no_token_and_usage_counts() -> None:
+async def test_a_chunk_with_a_role_only_is_no_token_and_usage_is_read() -> None:
     outcome = await outcome_of(
         [
             delta(role="assistant", content=""),
@@ -113,13 +113,13 @@ async def test_without_usage_the_pieces_are_the_tokens() -> None:
         ([b"data: {broken\n\n"], "stream"),
     ],
 )
-async def test_failures_are_told_apart(answer: Answer, error: str) -> None:
+async def test_kinds_of_failures(answer: Answer, error: str) -> None:
     outcome = await outcome_of(answer)
     assert outcome.error == error
     assert outcome.detail
 
 
-async def test_no_server_and_too_late_an_answer() -> None:
+async def test_no_server_and_a_late_answer() -> None:
     async with serving([0.5]) as http:
         closed = str(http._base_url)
         hurried = aiohttp.ClientSession(closed, timeout=aiohttp.ClientTimeout(total=0.1))

@@ -50,7 +50,7 @@ def test_pull_prints_the_path() -> None:
     assert os.path.exists(done.stdout.strip())
 
 
-def test_a_port_in_use_shows_before_the_model_loads() -> None:
+def test_a_port_in_use_is_reported_before_the_model_loads() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

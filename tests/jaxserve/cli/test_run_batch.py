@@ -1,4 +1,4 @@
-"""`jaxserve run-batch`: OpenAI's batch files, through kills."""
+"""`jaxserve run-batch`: OpenAI's batch files, also when it is killed and started again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_lines(file: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_killed_and_begun_again_it_loses_and_repeats_nothing(
+def test_after_a_kill_and_a_restart_nothing_is_lost_or_repeated(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     lengths = {f"r{i}": 20 + i % 7 for i in range(300)}

@@ -53,7 +53,7 @@ def run(model: LoadedModel, sequences: list[np.ndarray]) -> list[np.ndarray]:
     blocks = np.arange(rows * WIDTH, 0, -1, dtype=np.int32).reshape(rows, WIDTH)
     pages = allocate(model.cache_specs, rows * WIDTH + 1, BLOCK, jnp.dtype(jnp.float32))
 
-    # Half of the time that compiling takes, at no cost to so little arithmetic.
+    # Halves the time to compile; the little arithmetic here doesn't get slower.
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def step(leaves: Any, pages: Any, tokens: Any, positions: Any, *batch: Any) -> Any:
         module = nnx.merge(model.graphdef, jax.tree.unflatten(model.structure, leaves))
@@ -138,7 +138,7 @@ def test_the_engine_continues_as_transformers_does(
     wanted = [ids[-NEW_TOKENS:].tolist() for ids in sequences]
     assert generate(core, prompts, greedy)[0] == wanted
     assert core.stats.prefix_hits == 0
-    # Again from the prefix cache: a window of 8 tokens touches two blocks, and lets go of a third
+    # Again from the prefix cache: a window of 8 tokens touches two blocks, and a third is released
     # a step late.
     again, blocks = generate(core, prompts[-1:], greedy)
     assert again == wanted[-1:]

@@ -1,4 +1,4 @@
-"""What a checkpoint may hide until its values are read."""
+"""Faults of a checkpoint that show only when its values are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.loaded_model import load_model
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_value_that_is_no_number_names_its_tensor(
+def test_a_value_that_is_not_finite_names_its_tensor(
     tiny_llama: Path, tmp_path: Path, value: float
 ) -> None:
     shutil.copytree(tiny_llama, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What the goldens don't show of the experts: which of them are read, and for whom."""
+"""Experts: which of them are read for which tokens; the goldens don't show that."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_padding_reaches_no_expert() -> None:
     assert (got[1:] == 0).all()
 
 
-def test_a_token_never_depends_on_its_neighbours() -> None:
+def test_a_token_does_not_depend_on_the_others() -> None:
     moe = layer()
     x = jnp.asarray(np.random.default_rng(2).standard_normal((MOST, HIDDEN)), jnp.float32)
     alone = moe(x, jnp.int32(3))

@@ -26,10 +26,10 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids)
 
 
-def test_a_grammar_ambiguous_beyond_measure_is_refused(
+def test_a_very_ambiguous_grammar_is_refused(
     tokenizer: Tokenizer, compiler: GrammarCompiler
 ) -> None:
-    """One mask of it takes minutes if it isn't stopped; here it is the first, and the second."""
+    """One mask takes minutes unless it is stopped: the first mask, and the second."""
     rules = [f"e: {' | '.join(f'e{i}' for i in range(20))}"]
     rules += [f'e{i}: e e | "a" e | /[a-z]/ e | /[a-z{i % 9}]/' for i in range(20)]
     text = "\n".join(rules)
@@ -42,10 +42,10 @@ def test_a_grammar_ambiguous_beyond_measure_is_refused(
     assert grammar.size == math.inf  # its next output has a new one
 
 
-def test_a_grammar_that_costs_more_with_each_token_is_given_up(
+def test_a_grammar_whose_masks_cost_more_with_each_token_is_ended(
     tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long before its parse is too long for one mask; a plain one of the same text goes on."""
+    """Long before one mask reaches its limit; a simple grammar for the same text goes on."""
     monkeypatch.setattr(sampling_grammar, "MASKS_S", 0.05)
     monkeypatch.setattr(sampling_grammar, "MASKS_S_PER_TOKEN", 0.0)
     (token,) = tokenizer.encode("aaaa", add_special_tokens=False)
@@ -61,10 +61,10 @@ def test_a_grammar_that_costs_more_with_each_token_is_given_up(
         follow(ambiguous)
 
 
-def test_where_a_step_has_spent_its_budget_costly_outputs_end(
+def test_when_a_step_has_spent_its_budget_expensive_outputs_end(
     tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is well within its own, and those that cost little go on."""
+    """Although each is within its own limit. Outputs with cheap masks go on."""
     monkeypatch.setattr(sampling_grammar, "STEP_S", 0.0)
     monkeypatch.setattr(sampling_grammar, "SHARED_MASKS_S", 0.05)
     monkeypatch.setattr(sampling_grammar, "MASKS_S", 100.0)

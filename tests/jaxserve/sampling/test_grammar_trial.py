@@ -1,4 +1,4 @@
-"""The process that tries grammars: what its end means, and that it ends with its owner."""
+"""The process that compiles grammars first: what its end means, and that it ends with its owner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_closed_trial_starts_no_process(trial: GrammarTrial) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_is_no_fault_of_the_request(trial: GrammarTrial) -> None:
+def test_a_process_that_was_killed_is_an_engine_error(trial: GrammarTrial) -> None:
     trial.check(GOOD, wanted)
     assert trial._process is not None
     trial._process.kill()
@@ -58,7 +58,7 @@ def test_a_process_that_was_killed_is_no_fault_of_the_request(trial: GrammarTria
     assert trial._process.poll() is not None
 
 
-def test_an_end_by_memory_is_the_requests(trial: GrammarTrial) -> None:
+def test_a_process_out_of_memory_is_a_request_error(trial: GrammarTrial) -> None:
     for end in (f"import os; os._exit({OUT_OF_MEMORY})", "import os; os.abort()"):
         trial._process = subprocess.Popen([sys.executable, "-c", end])
         assert isinstance(trial._end(), TooCostlyError)
@@ -68,7 +68,7 @@ def test_an_end_by_memory_is_the_requests(trial: GrammarTrial) -> None:
 def test_a_process_that_does_nothing_is_ended(
     trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch, params: StructuredOutputsParams
 ) -> None:
-    """Once it has had its time, or nobody wants its answer, whether or not it reads."""
+    """After its timeout, or when the grammar isn't needed any more, whether or not it reads."""
     monkeypatch.setattr(grammar_trial, "POLL_S", 0.01)
     for asks, error in ((unwanted, EngineError), (wanted, OverloadedError)):
         trial._launch("-c", "import time; time.sleep(1000)")

@@ -65,10 +65,12 @@ def run(
 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=SLOTS, max_size=SLOTS), st.permutations(range(SLOTS)))
-def test_each_row_is_processed_as_it_asks(batch: list[dict[str, Any]], slots: list[int]) -> None:
+def test_each_row_is_processed_by_its_own_settings(
+    batch: list[dict[str, Any]], slots: list[int]
+) -> None:
     logits = np.random.default_rng(len(batch[0]["prompt"])).normal(0, 3, (SLOTS, VOCAB))
     tables = [np.full(t.shape, 7, np.int32) for t in SamplingTables.allocate(SLOTS, VOCAB)]
-    counts, masks, bias = tables  # slots that ask for nothing keep their rubbish
+    counts, masks, bias = tables  # slots without processors keep arbitrary contents
     packed = []
     for slot, request in zip(slots, batch, strict=True):
         counts[slot] = counts_row(request["prompt"], request["outputs"], VOCAB)
@@ -85,7 +87,9 @@ def test_each_row_is_processed_as_it_asks(batch: list[dict[str, Any]], slots: li
 
 @settings(max_examples=50)
 @given(st.lists(tokens, min_size=1), st.lists(tokens))
-def test_counts_kept_by_the_step_are_those_made_anew(prompt: list[int], drawn: list[int]) -> None:
+def test_counts_kept_by_the_step_equal_those_from_the_tokens(
+    prompt: list[int], drawn: list[int]
+) -> None:
     counts = jnp.asarray(np.stack([counts_row(prompt, [], VOCAB)] * 2))
     for token in drawn[:10]:
         kept = jnp.array([True, False])

@@ -77,7 +77,7 @@ def test_a_beam_search_out_of_range_names_the_field(fields: dict[str, Any], para
 @pytest.mark.parametrize(
     "other", [{"n": 3}, {"top_p": 0.5}, {"stop": "x"}, {"logit_bias": {1: 2.0}}, {"min_tokens": 1}]
 )
-def test_what_a_beam_search_can_not_honour_is_refused(other: dict[str, Any]) -> None:
+def test_fields_that_a_beam_search_can_not_apply_are_refused(other: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(beam_search=BeamSearchParams(2), **other)
     assert caught.value.param == next(iter(other))
@@ -113,7 +113,7 @@ def test_ids_that_are_not_whole_numbers_are_refused() -> None:
     "fields",
     [{}, {"json": "{}", "regex": "a"}, {"json": "{"}, {"choice": ()}, {"choice": ("a", "")}],
 )
-def test_a_structured_output_is_one_thing(fields: dict[str, object]) -> None:
+def test_a_structured_output_has_exactly_one_constraint(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         StructuredOutputsParams(**fields)
     assert caught.value.param == "structured_outputs"

@@ -161,7 +161,7 @@ def test_draws_reach_every_run_of_a_long_vocabulary_and_no_token_without_weight(
     assert ((counts[kept] - expected_counts) ** 2 / expected_counts).sum() < 35  # 4 dof, p < 1e-6
 
 
-def test_a_row_draws_the_same_wherever_it_stands() -> None:
+def test_a_draw_does_not_depend_on_the_place_in_the_batch() -> None:
     logits = jnp.asarray(np.random.default_rng(1).normal(0, 1, (8, VOCAB)), jnp.float32)
     whole = np.asarray(sample(logits, rows(8)))
     order = np.array([5, 2, 7])
@@ -195,7 +195,7 @@ def test_threshold_keeps_ties_and_is_exact() -> None:
         assert int((out > 0).sum()) == kept, k
 
 
-def test_rows_whose_logits_are_not_finite_are_told_apart() -> None:
+def test_rows_whose_logits_are_not_finite_get_minus_one() -> None:
     logits = np.tile(LOGITS, (8, 1))
     logits[1, 5], logits[2, 7], logits[3] = np.nan, np.inf, -np.inf
     for temperature in (0.0, 1.0):
@@ -225,7 +225,7 @@ def test_a_temperature_too_small_for_the_device_is_greedy() -> None:
 
 @pytest.mark.slow
 def test_rows_handled_one_by_one_draw_what_they_draw_together() -> None:
-    """As a CPU handles them; some rows ask for nothing."""
+    """As on a CPU; some rows have no settings."""
     n = 12
     settings = rows(n)._replace(
         temperature=jnp.arange(n, dtype=jnp.float32) % 3 / 2,

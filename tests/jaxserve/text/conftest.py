@@ -54,7 +54,7 @@ def byte_level(backend: tokenizers.Tokenizer) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_fallback() -> Tokenizer:
-    """As sentencepiece's: a mark for the space, and bytes of what has no piece."""
+    """As in sentencepiece: a mark for spaces, and bytes for text without a piece."""
     words = ["\u2581", "\u2581the", "\u2581a", "cat", "s", "t", "a", "h", "e", "c"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     vocab = {piece: i for i, piece in enumerate(pieces)}

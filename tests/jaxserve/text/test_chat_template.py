@@ -34,7 +34,7 @@ def test_extra_arguments_reach_the_template() -> None:
     assert render(source, enable_thinking=False, documents=["d"]) == "False d True"
 
 
-def test_arguments_that_a_template_looks_at() -> None:
+def test_arguments_that_a_template_reads() -> None:
     template = ChatTemplate(
         {
             "default": "{% set deep = deep if deep is defined else true %}{{ strftime_now('%Y') }}",
@@ -75,7 +75,7 @@ def test_raise_exception_reaches_the_caller() -> None:
         "{{ ''.__class__.mro() }}",
     ],
 )
-def test_what_goes_wrong_inside_is_the_request_s(source: str) -> None:
+def test_an_error_in_a_template_is_a_request_error(source: str) -> None:
     with pytest.raises(InvalidRequestError, match="chat template can't render"):
         render(source)
 

@@ -42,7 +42,7 @@ def whole(deltas: Sequence[CompletionDelta]) -> tuple[str, tuple[int, ...], obje
 
 
 def cut_at_first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The definition: read on until some stop string is complete, and cut before the longest."""
+    """The definition: read until a stop string is complete, and cut before the longest."""
     for end in range(1, len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]
         if complete:
@@ -134,7 +134,9 @@ def test_ids_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_the_token_that_ended_it_is_not_shown(byte_level: Tokenizer, skip: bool) -> None:
+def test_the_token_that_ended_the_output_is_not_in_the_text(
+    byte_level: Tokenizer, skip: bool
+) -> None:
     a, b = byte_level.encode("a")[0], byte_level.encode("b")[0]
     params = SamplingParams(skip_special_tokens=skip, stop_token_ids=(b,))
     eos = Detokenizer(byte_level, params).add([a, 0], "stop")
@@ -151,7 +153,7 @@ def test_special_tokens_show_when_asked(byte_level: Tokenizer) -> None:
 
 
 def test_the_window_stays_short(byte_fallback: Tokenizer) -> None:
-    """Endless invalid bytes are let go in bounded time, not kept until the end."""
+    """Endless invalid bytes are returned with a bounded delay, not held back until the end."""
     detokenizer = Detokenizer(byte_fallback, SamplingParams())
     invalid = 3 + 0xFF
     for _ in range(50):

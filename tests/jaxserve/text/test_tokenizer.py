@@ -97,12 +97,12 @@ def test_pre_tokenizers(write_gguf: Write, name: str, text: str, pieces: list[st
     assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
-def test_an_unknown_id_is_nothing(tokenizer: Tokenizer) -> None:
+def test_an_unknown_id_has_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.id_to_bytes(10_000) == b""
     assert tokenizer.id_to_bytes(-1) == b""
 
 
-def test_chat_template_of_each_place(write_folder: Write, write_gguf: Write) -> None:
+def test_chat_templates_from_each_place(write_folder: Write, write_gguf: Write) -> None:
     template = "{{ messages[0].content }}{{ eos_token }}"
     path = write_gguf(chat_template=template)
     assert load_tokenizer(path).apply_chat_template(USER) == "Hi<|end|>"
@@ -127,7 +127,9 @@ def test_without_a_template_a_chat_is_refused(write_folder: Write) -> None:
         load_tokenizer(write_folder()).apply_chat_template(USER)
 
 
-def test_what_cannot_be_loaded(tmp_path: Path, write_folder: Write, write_gguf: Write) -> None:
+def test_files_that_can_not_be_loaded(
+    tmp_path: Path, write_folder: Write, write_gguf: Write
+) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
     with pytest.raises(ModelNotFoundError, match="no such file"):

@@ -1,4 +1,4 @@
-"""`jaxserve run-batch`: answers a file of requests in OpenAI's batch format, without a server."""
+"""`jaxserve run-batch`: a file of requests, in OpenAI's batch format, without a server."""
 
 from __future__ import annotations
 
@@ -8,27 +8,37 @@ import sys
 from pathlib import Path
 
 from jaxserve.cli import flags
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.errors import ConfigError
 
 SUMMARY = "answer a file of requests, in OpenAI's batch format"
 MAX_IN_FLIGHT = 512
+# The settings of a server that say how requests are answered, not where it listens.
+ANSWER_SETTINGS = (
+    "served_model_names",
+    "max_body_bytes",
+    "max_choices",
+    "max_logprobs",
+    "max_stop_strings",
+    "max_output_tokens",
+    "tool_call_parser",
+    "reasoning_parser",
+    "chat_template",
+    "access_log",
+    "log_prompts",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        *("-i", "--input-file"),
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the requests, one a line",
+        *("-i", "--input-file"), type=Path, required=True, metavar="FILE", help="a request a line"
     )
     parser.add_argument(
         *("-o", "--output-file"),
         type=Path,
         required=True,
         metavar="FILE",
-        help="the answers, one a line; an existing file is continued",
+        help="gets a result a line; with one that exists, only requests without success are run",
     )
     parser.add_argument(
         "--max-in-flight",
@@ -38,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"most requests at once (default: {MAX_IN_FLIGHT})",
     )
     flags.add_flags(parser, EngineConfig)
+    flags.add_flags(parser, ServerConfig, only=ANSWER_SETTINGS, access_log=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     summary = asyncio.run(
         run_batch(
             flags.build(EngineConfig, args),
+            flags.build(ServerConfig, args),
             args.input_file,
             args.output_file,
             args.max_in_flight,
@@ -56,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     print(
-        f"{summary.total} requests: {summary.before} answered before, "
-        f"{summary.total - summary.before} now, {summary.failed} of them with an error"
+        f"{summary.total} requests: {summary.before} succeeded before, "
+        f"{summary.total - summary.before} run now, {summary.failed} of them with an error"
     )
-    return 0
+    return 1 if summary.failed else 0

@@ -1,7 +1,8 @@
 """Files in OpenAI's batch format: one request a line, and one result a line.
 
 The output file is the only record of progress. Each result is written as one whole line, so after
-the process was killed, the next run does the requests without a result and repeats none.
+the process was killed, the next run does the requests without a result and repeats none that
+succeeded. Requests whose result is an error are done again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +39,41 @@ class BatchResponse(msgspec.Struct):
     body: msgspec.Raw
 
 
+class BatchError(msgspec.Struct):
+    """Why a line of the input file is no request."""
+
+    message: str
+    code: str = "invalid_request"
+
+
 class BatchResult(msgspec.Struct):
-    """A line of the output file. Errors are in the response's body."""
+    """A line of the output file. Errors of a request are in the response's body, and `error` says
+    what is wrong with a line that is no request.
+
+    Args:
+        custom_id: the line's own; None if it has none.
+    """
 
     id: str
-    custom_id: str
-    response: BatchResponse
-    error: None = None
+    custom_id: str | None
+    response: BatchResponse | None
+    error: BatchError | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.response is None or self.response.status_code != HTTPStatus.OK
 
 
-class _FinishedLine(msgspec.Struct):
-    custom_id: str
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line of the input file that is no request that can be run."""
+
+    custom_id: str | None
+    error: BatchError
 
 
-def read_requests(file: Path) -> Iterator[BatchRequest]:
-    """The requests of an input file.
-
-    Raises:
-        ConfigError: names the line that is malformed.
-    """
+def read_lines(file: Path) -> Iterator[BatchRequest | BadLine]:
+    """The lines of an input file that aren't empty."""
     decode = msgspec.json.Decoder(BatchRequest).decode
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -62,62 +81,110 @@ def read_requests(file: Path) -> Iterator[BatchRequest]:
                 continue
             try:
                 request = decode(line)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{file}, line {number}: {error}") from None
+            except (msgspec.DecodeError, RecursionError) as error:
+                yield BadLine(_id_of(line), BatchError(f"line {number}: {error}"))
+                continue
             if request.method != "POST" or not request.url.startswith("/v1/"):
-                raise ConfigError(f"{file}, line {number}: only POST to /v1/... can be batched")
-            if request.body.get("stream"):
-                raise ConfigError(f"{file}, line {number}: a batch can't stream; leave stream out")
-            yield request
+                message = f"line {number}: only POST to /v1/... can be batched"
+                yield BadLine(request.custom_id, BatchError(message))
+            elif request.body.get("stream"):
+                message = f"line {number}: a batch can't stream; leave stream out"
+                yield BadLine(request.custom_id, BatchError(message))
+            else:
+                yield request
 
 
-def check_requests(file: Path) -> set[str]:
-    """The ids of an input file.
+def _id_of(line: bytes) -> str | None:
+    """The custom_id of a malformed line, where it can be read."""
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    custom_id = value.get("custom_id") if isinstance(value, dict) else None
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def check_ids(file: Path) -> tuple[set[str], int]:
+    """The ids of an input file, and how many lines it has.
 
     Raises:
-        ConfigError: a line is malformed, or an id comes twice.
+        ConfigError: an id comes twice, so that results couldn't be told apart.
     """
     ids: set[str] = set()
-    for request in read_requests(file):
-        if request.custom_id in ids:
-            raise ConfigError(f"{file}: custom_id {request.custom_id!r} comes twice")
-        ids.add(request.custom_id)
-    return ids
+    count = 0
+    for line in read_lines(file):
+        count += 1
+        if line.custom_id is None:
+            continue
+        if line.custom_id in ids:
+            raise ConfigError(f"{file}: custom_id {line.custom_id!r} comes twice")
+        ids.add(line.custom_id)
+    return ids, count
 
 
 class OutputFile:
-    """The results so far. An incomplete last line, left by a process that was killed, is removed.
+    """The results so far.
+
+    An incomplete last line, left by a process that was killed, is removed, and so are the lines of
+    requests that failed: they are done again.
+
+    done: ids of the requests that have succeeded.
 
     Raises:
         ConfigError: another process is writing the file, or it isn't a batch's output.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise ConfigError(f"{path} is being written by another process") from None
+        self._file = _locked(path)
         self.done: set[str] = set()
-        decode = msgspec.json.Decoder(_FinishedLine).decode
-        valid_bytes = 0
+        try:
+            self._keep_successes(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _keep_successes(self, path: Path) -> None:
+        decode = msgspec.json.Decoder(BatchResult).decode
+        kept: list[bytes] = []
         with path.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    self.done.add(decode(line).custom_id)
+                    result = decode(line)
                 except msgspec.DecodeError as error:
                     raise ConfigError(f"{path} isn't the output of a batch: {error}") from None
-                valid_bytes += len(line)
-        os.truncate(self._file, valid_bytes)
+                if result.custom_id is not None and not result.failed:
+                    self.done.add(result.custom_id)
+                    kept.append(line)
+        if sum(map(len, kept)) == path.stat().st_size:
+            return
+        # Written beside and put in its place: a process that is killed here loses nothing. The new
+        # file is locked before it has the name.
+        fresh = path.with_name(path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        locked = _locked(fresh)
+        with fresh.open("ab") as file:
+            file.writelines(kept)
+        os.replace(fresh, path)
+        os.close(self._file)
+        self._file = locked
 
     def write(self, result: BatchResult) -> None:
         line = msgspec.json.encode(result) + b"\n"
         while line:  # a full disk writes only a part, and then raises
             line = line[os.write(self._file, line) :]
-        self.done.add(result.custom_id)
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _locked(path: Path) -> int:
+    """Opens a file for appending, alone."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(f"{path} is being written by another process") from None
+    return file

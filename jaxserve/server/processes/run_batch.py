@@ -21,13 +21,16 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
 from jaxserve.server.processes.batch_file import (
+    BadLine,
+    BatchError,
     BatchRequest,
     BatchResponse,
     BatchResult,
     OutputFile,
-    check_requests,
-    read_requests,
+    check_ids,
+    read_lines,
 )
+from jaxserve.server.processes.server_setup import ServerSetup
 
 RETRIED_STATUSES = (429, 503)
 _NO_LIMIT = aiohttp.ClientTimeout()
@@ -44,41 +47,59 @@ class BatchSummary:
 
 
 async def run_batch(
-    engine: EngineConfig, source: Path, target: Path, max_in_flight: int, progress: bool
+    engine: EngineConfig,
+    server: ServerConfig,
+    source: Path,
+    target: Path,
+    max_in_flight: int,
+    progress: bool,
 ) -> BatchSummary:
-    """Runs all requests of `source` that have no result in `target`.
+    """Runs all requests of `source` that have no successful result in `target`.
+
+    Args:
+        server: of which the settings count that say how requests are answered.
 
     Raises:
-        ConfigError: a file is malformed.
+        ConfigError: an id comes twice, or the output file isn't one, or a setting is wrong.
         ModelError, EngineDeadError: the engine can't start, or died.
     """
-    ids = check_requests(source)
+    setup = ServerSetup.of(server)
+    ids, count = check_ids(source)
     output = OutputFile(target)
     try:
         before, failed = len(output.done & ids), 0
-        if ids <= output.done:
-            return BatchSummary(len(ids), before, 0)
-        bar = tqdm(total=len(ids), initial=before, desc="batch", disable=not progress)
-        async with _session(engine, max_in_flight) as http:
+        if before == count:
+            return BatchSummary(count, before, 0)
+        bar = tqdm(total=count, initial=before, desc="batch", disable=not progress)
+
+        def finish(
+            custom_id: str | None, response: BatchResponse | None, error: BatchError | None
+        ) -> None:
+            nonlocal failed
+            new_id = f"batch_req_{uuid.uuid4().hex}"
+            result = BatchResult(new_id, custom_id, response, error)
+            failed += result.failed
+            output.write(result)
+            bar.update()
+
+        async with _session(engine, setup, max_in_flight) as http:
             slots = asyncio.Semaphore(max_in_flight)
             async with asyncio.TaskGroup() as tasks:
 
                 async def run_one(request: BatchRequest) -> None:
-                    nonlocal failed
                     try:
                         response = await _post(http, request)
                     finally:
                         slots.release()
-                    failed += response.status_code != 200
-                    new_id = f"batch_req_{uuid.uuid4().hex}"
-                    output.write(BatchResult(new_id, request.custom_id, response))
-                    bar.update()
+                    finish(request.custom_id, response, None)
 
-                for request in read_requests(source):
-                    if request.custom_id not in output.done:
+                for line in read_lines(source):
+                    if isinstance(line, BadLine):
+                        finish(line.custom_id, None, line.error)
+                    elif line.custom_id not in output.done:
                         await slots.acquire()
-                        tasks.create_task(run_one(request))
-        return BatchSummary(len(ids), before, failed)
+                        tasks.create_task(run_one(line))
+        return BatchSummary(count, before, failed)
     except ExceptionGroup as group:  # the first failure has cancelled the other requests
         raise group.exceptions[0] from None
     finally:
@@ -87,12 +108,13 @@ async def run_batch(
 
 @asynccontextmanager
 async def _session(
-    engine: EngineConfig, max_in_flight: int
+    engine: EngineConfig, setup: ServerSetup, max_in_flight: int
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """An HTTP session with a server of its own, on a free local port and with a random key."""
     client = await EngineClient.start(engine)
+    setup.set_chat_template(client)
     key = secrets.token_urlsafe()
-    app = create_app(client, ServerConfig(access_log=False), ApiKeys([key]))
+    app = create_app(client, setup.config, ApiKeys([key]))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     try:
         await runner.setup()
@@ -121,5 +143,5 @@ async def _post(http: aiohttp.ClientSession, request: BatchRequest) -> BatchResp
                 request_id = response.headers["X-Request-Id"]
                 return BatchResponse(response.status, request_id, msgspec.Raw(answer))
         if msgspec.json.decode(answer)["error"]["code"] == "engine_dead":
-            raise EngineDeadError("the engine process died; run the same command again to continue")
+            raise EngineDeadError("the engine process died; run the same command to go on")
         await asyncio.sleep(float(response.headers["Retry-After"]))

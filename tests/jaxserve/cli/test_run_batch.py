@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
-from jaxserve.server.processes.batch_file import OutputFile, check_requests
+from jaxserve.server.processes.batch_file import OutputFile, check_ids
 
 COMMAND = (sys.executable, "-m", "jaxserve.cli.main", "run-batch")
 
@@ -70,12 +70,13 @@ def test_after_a_kill_and_a_restart_nothing_is_lost_or_repeated(
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 1
             assert errors.splitlines()[-1].startswith("jaxserve: the engine process died")
-    killed_at = len(target.read_bytes().splitlines())
-    assert killed_at < len(lines)
+    finished = {answer["custom_id"] for answer in read_lines(target)}
+    assert len(finished) < len(lines)
     with target.open("a") as file:
         file.write('{"id": "cut sh')  # as a full disk would leave it
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert f"{killed_at} answered before" in done.stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1  # one request has failed
+    assert f"{len(finished - {'bad'})} succeeded before" in done.stdout
     answers = {answer["custom_id"]: answer["response"] for answer in read_lines(target)}
     assert len(read_lines(target)) == len(answers) == len(lines)
     for name, length in lengths.items():
@@ -83,25 +84,61 @@ def test_after_a_kill_and_a_restart_nothing_is_lost_or_repeated(
         assert answers[name]["body"]["usage"]["completion_tokens"] == length
     assert answers["bad"]["status_code"] == 400
     assert answers["bad"]["body"]["error"]["param"] == "max_tokens"
-    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert "0 now" in again.stdout
+    succeeded = [line for line in target.read_bytes().splitlines() if b'"bad"' not in line]
+    write_lines(source, [*lines[:-1], line("bad", model=tiny_llama.name, prompt="x")])
+    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert "300 succeeded before, 1 run now, 0 of them with an error" in again.stdout
+    assert target.read_bytes().splitlines()[:-1] == succeeded
+    assert read_lines(target)[-1]["response"]["status_code"] == 200
+    idle = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "0 run now" in idle.stdout
 
 
-@pytest.mark.parametrize(
-    ("lines", "complaint"),
-    [
-        ([line("a"), {"custom_id": "b"}], "line 2"),
-        ([line("a"), line("a")], "comes twice"),
-        ([line("a") | {"method": "GET"}], "only POST"),
-        ([line("a") | {"url": "/load"}], "only POST"),
-        ([line("a", stream=True)], "stream"),
-    ],
-)
-def test_a_malformed_file_is_refused_before_anything_runs(
-    tmp_path: Path, lines: list[Any], complaint: str
+@pytest.mark.slow
+def test_bad_lines_get_an_error_and_the_settings_of_a_server_count(
+    tiny_llama: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        check_requests(write_lines(tmp_path / "in", lines))
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2, "temperature": 0}
+    chat |= {"model": "mine", "ignore_eos": True}
+    lines = [
+        line("good", model="mine", prompt="abc", max_tokens=2, ignore_eos=True, logprobs=None),
+        line("chat") | {"url": "/v1/chat/completions", "body": chat},
+        {"custom_id": "bare"},
+        line("get") | {"method": "GET"},
+        line("load") | {"url": "/load"},
+        line("stream", model="mine", prompt="x", stream=True),
+        line("long", model="mine", prompt="x", max_tokens=3),
+    ]
+    source, target = write_lines(tmp_path / "in", lines), tmp_path / "out"
+    with source.open("ab") as file:
+        file.write(b'{"custom_id": "cut\n\n' + b"[" * 100_000 + b"\n")
+    command = [*COMMAND, "-i", str(source), "-o", str(target), "--model", str(tiny_llama)]
+    command += ["--kv-cache-memory", "1MiB", "--served-model-names", "mine"]
+    command += ["--chat-template", str(template), "--max-output-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "9 requests: 0 succeeded before, 9 run now, 7 of them with an error" in done.stdout
+    results = read_lines(target)
+    assert len(results) == len(lines) + 2
+    named = {result["custom_id"]: result for result in results}
+    good, answer = (named[name]["response"]["body"] for name in ("good", "chat"))
+    assert answer["choices"][0]["message"]["content"] == good["choices"][0]["text"]
+    assert answer["usage"]["prompt_tokens"] == good["usage"]["prompt_tokens"]
+    assert named["long"]["response"]["status_code"] == 400
+    messages = {name: named[name]["error"]["message"] for name in ("bare", "get", "load", "stream")}
+    assert "line 3" in messages["bare"]
+    assert "line 4: only POST" in messages["get"]
+    assert "line 5: only POST" in messages["load"]
+    assert "line 6" in messages["stream"]
+    nameless = [result["error"]["message"] for result in results if result["custom_id"] is None]
+    assert sorted(message[:7] for message in nameless) == ["line 10", "line 8:"]
+
+
+def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="comes twice"):
+        check_ids(write_lines(tmp_path / "in", [line("a"), {"custom_id": "a"}]))
 
 
 def test_an_output_file_has_one_writer_and_only_answers(tmp_path: Path) -> None:

@@ -77,11 +77,18 @@ def test_a_linear_row_does_not_depend_on_the_others() -> None:
         assert len(seen) == 1, (inputs, outputs)
 
 
-@pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_attention_of_a_token_does_not_depend_on_how_it_comes(group: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "head_dim"),
+    [
+        pytest.param(1, 32, marks=pytest.mark.slow),
+        (3, 32),
+        pytest.param(4, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_attention_of_a_token_does_not_depend_on_how_it_comes(group: int, head_dim: int) -> None:
     """As a decode, or as the end of chunks of several lengths."""
     random = np.random.default_rng(0)
-    kv_heads, head_dim, context, width = 2, 32, 300, 20
+    kv_heads, context, width = 2, 300, 20
     shape = page_shape(width + 1, kv_heads, 16, head_dim)
     k_pages, v_pages = (jnp.asarray(random.standard_normal(shape), jnp.float32) for _ in "kv")
     query = random.standard_normal((64, kv_heads * group, head_dim)).astype(np.float32)

@@ -322,8 +322,7 @@ def _weighted_values(weights: jax.Array, values: jax.Array) -> jax.Array:  # [N 
     for every R."""
     parts = -(-weights.shape[1] // VALUE_ROWS)
     products = [
-        jnp.einsum("krc,kcd->krd", part, values)
-        for part in jnp.array_split(weights, parts, axis=1)
+        jnp.einsum("krc,kcd->krd", part, values) for part in jnp.array_split(weights, parts, axis=1)
     ]
     return jnp.concatenate(products, axis=1)
 

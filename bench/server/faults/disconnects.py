@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from bench.common.server_client import events_of
 from bench.common.server_process import ServerProcess
-from bench.server.demo_server import LONG, events, until_idle
+from bench.server.demo_server import LONG, until_idle
 from bench.server.faults.engine_reports import EngineReports
 
 
@@ -27,7 +28,7 @@ async def abort(server: ServerProcess, http: aiohttp.ClientSession) -> dict[str,
                 await reports.until(idle=False)
                 if stream:
                     response = await task
-                    await anext(events(response))
+                    await anext(events_of(response))
                 await asyncio.sleep(draws.uniform(0.0, 0.3))  # at any point of a step
                 left = time.monotonic()
                 if stream:

@@ -12,8 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from bench.common.server_client import events_of
 from bench.common.server_process import ServerProcess
-from bench.server.demo_server import LONG, events
+from bench.server.demo_server import LONG
 
 
 async def kill(server: ServerProcess, http: aiohttp.ClientSession) -> dict[str, Any]:
@@ -25,7 +26,7 @@ async def kill(server: ServerProcess, http: aiohttp.ClientSession) -> dict[str, 
         nonlocal begun
         async with http.post("/v1/completions", json=LONG | {"stream": True}) as response:
             last = None
-            async for event in events(response):
+            async for event in events_of(response):
                 if last is None:
                     begun += 1
                 last = event
@@ -72,7 +73,7 @@ async def stop(server: ServerProcess, http: aiohttp.ClientSession) -> dict[str, 
         body = LONG | {"stream": True, "max_tokens": 40}
         async with http.post("/v1/completions", json=body) as response:
             last = None
-            async for event in events(response):
+            async for event in events_of(response):
                 begun += last is None
                 last = event
         return last

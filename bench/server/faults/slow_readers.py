@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from bench.common.server_client import scrape
 from bench.common.server_process import ServerProcess
-from bench.server.demo_server import LONG, metrics, until_idle
+from bench.server.demo_server import LONG, until_idle
 
 RUNNING = "vllm:num_requests_running"
 
@@ -46,11 +47,11 @@ async def slow(server: ServerProcess, http: aiohttp.ClientSession) -> dict[str, 
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(raw_request("/v1/completions", body))
         stalled.append(sock)
-    while (await metrics(http))[RUNNING] < 20:
+    while (await scrape(http)).total(RUNNING) < 20:
         await asyncio.sleep(0.05)
     # The engine completes them, though nobody reads.
     beside = await short()
-    while (await metrics(http))[RUNNING]:
+    while (await scrape(http)).total(RUNNING):
         await asyncio.sleep(0.2)
     after = await median()
     for sock in stalled:

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from prometheus_client.parser import text_string_to_metric_families
+
+from bench.common.server_client import Metrics, scrape
 
 pytestmark = pytest.mark.slow
 
@@ -30,33 +31,11 @@ async def http(server: Any) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-class Reading:
-    """One scrape of /metrics."""
-
-    def __init__(self, text: str) -> None:
-        families = text_string_to_metric_families(text)
-        self.samples = [sample for family in families for sample in family.samples]
-
-    def __call__(self, name: str, **labels: str) -> float:
-        found = [
-            s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()
-        ]
-        assert len(found) == 1, f"{name} {labels}: {found}"
-        return found[0]
-
-
-async def scrape(http: aiohttp.ClientSession) -> Reading:
-    async with http.get("/metrics") as response:
-        assert response.status == 200
-        assert response.content_type == "text/plain"
-        return Reading(await response.text())
-
-
-async def settled(http: aiohttp.ClientSession) -> Reading:
+async def settled(http: aiohttp.ClientSession) -> Metrics:
     """A scrape after the engine has reported that nothing runs."""
     for _ in range(200):
         reading = await scrape(http)
-        if not reading("vllm:num_requests_running") + reading("vllm:num_requests_waiting"):
+        if not reading.one("vllm:num_requests_running") + reading.one("vllm:num_requests_waiting"):
             return reading
         await asyncio.sleep(0.05)
     raise AssertionError("requests are left running")
@@ -76,7 +55,7 @@ async def test_metrics_of_requests(server: Any, http: aiohttp.ClientSession) -> 
     after = await settled(http)
 
     def grew(name: str, **labels: str) -> float:
-        return after(name, **labels) - before(name, **labels)
+        return after.one(name, **labels) - before.one(name, **labels)
 
     prompt_tokens = answers[0]["usage"]["prompt_tokens"]
     assert grew("vllm:request_success_total", finished_reason="length") == 3
@@ -95,10 +74,10 @@ async def test_metrics_of_requests(server: Any, http: aiohttp.ClientSession) -> 
     assert grew("vllm:request_generation_tokens_sum") == 12
     assert grew("jaxserve:step_duration_seconds_count") >= 8
     assert grew("vllm:iteration_tokens_total_sum") >= prompt_tokens
-    assert after("http_requests_total", handler="/v1/completions", status="2xx") >= 2
-    assert after("jaxserve:compiles_after_ready_total") == 0
-    assert after("vllm:kv_cache_usage_perc") == 0
-    assert after("vllm:cache_config_info", block_size="16") == 1
+    assert after.one("http_requests_total", handler="/v1/completions", status="2xx") >= 2
+    assert after.one("jaxserve:compiles_after_ready_total") == 0
+    assert after.one("vllm:kv_cache_usage_perc") == 0
+    assert after.one("vllm:cache_config_info", block_size="16") == 1
     # The parts of a request's time add up to at most the whole.
     parts = sum(
         grew(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")
@@ -126,16 +105,16 @@ async def test_load_and_an_aborted_request(server: Any, http: aiohttp.ClientSess
         async with http.get("/load") as load:
             assert await load.json() == {"server_load": 1}
         during = await scrape(http)
-        assert during("vllm:num_requests_running") == 1
-        assert during("vllm:kv_cache_usage_perc") > 0
+        assert during.one("vllm:num_requests_running") == 1
+        assert during.one("vllm:kv_cache_usage_perc") > 0
         async with http.post("/reset_prefix_cache") as refused:
             assert refused.status == 409
         response.close()
     after = await settled(http)
     aborted = {"finished_reason": "abort"}
     name = "vllm:request_success_total"
-    assert after(name, **aborted) == before(name, **aborted) + 1
-    assert after("vllm:kv_cache_usage_perc") == 0
+    assert after.one(name, **aborted) == before.one(name, **aborted) + 1
+    assert after.one("vllm:kv_cache_usage_perc") == 0
 
 
 async def test_reset_prefix_cache(server: Any, http: aiohttp.ClientSession) -> None:
@@ -148,7 +127,7 @@ async def test_reset_prefix_cache(server: Any, http: aiohttp.ClientSession) -> N
                 assert response.status == 200
         await complete(http, server, prompt=prompt, max_tokens=1)
         name = "vllm:prefix_cache_hits_total"
-        hits.append((await settled(http))(name) - before(name))
+        hits.append((await settled(http)).one(name) - before.one(name))
     assert hits[1] > hits[0] == hits[2] == 0
 
 
@@ -217,13 +196,13 @@ async def test_tenants_and_a_full_queue(start_server: Callable[..., Any]) -> Non
         for key in ("k1", "k2", "k1"):
             async with post(key) as response:
                 assert response.status == 200
-            hits.append((await settled(http))("vllm:prefix_cache_hits_total"))
+            hits.append((await settled(http)).one("vllm:prefix_cache_hits_total"))
         assert hits[0] == hits[1] == 0 < hits[2]
 
         async with post("k1", **LONG, n=4, stream=True) as running:
             await running.content.readline()
             waiting = asyncio.create_task(post("k2", **LONG).__aenter__())
-            while not (await scrape(http))("vllm:num_requests_waiting"):
+            while not (await scrape(http)).one("vllm:num_requests_waiting"):
                 await asyncio.sleep(0.05)
             async with post("k1") as response:
                 assert response.status == 429

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import signal
@@ -16,8 +15,8 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily
-from prometheus_client.parser import text_string_to_metric_families
 
+from bench.common.server_client import events_of, scrape
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.server.admission import Admission
@@ -37,21 +36,8 @@ def new_connections(server: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(server.url, timeout=LIMIT, connector=connector)
 
 
-async def scrape(http: aiohttp.ClientSession) -> dict[str, float]:
-    """The sum of each metric's samples."""
-    async with http.get("/metrics") as response:
-        assert response.status == 200
-        text = await response.text()
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0) + sample.value
-    return found
-
-
-async def last_event(response: aiohttp.ClientResponse) -> str:
-    data = [line async for line in response.content if line.startswith(b"data: ")]
-    return data[-1].decode().removeprefix("data: ").strip()
+async def last_event(response: aiohttp.ClientResponse) -> Any:
+    return [event async for event in events_of(response)][-1]
 
 
 @pytest.mark.slow
@@ -67,15 +53,16 @@ async def test_processes_report_shared_figures_and_stop_together(
         assert {answer.status for answer in answers} == {200}
         readings = await asyncio.gather(*(scrape(http) for _ in range(48)))
         # Every response, from whichever process, has the figures of all.
-        assert len({reading["process_start_time_seconds"] for reading in readings}) == 1
+        assert len({reading.total("process_start_time_seconds") for reading in readings}) == 1
         servers = {server.process.pid, *server.family} - {server.engine_pid}
         pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in servers)
         resident = sum(map(int, pages)) * resource.getpagesize()
         for reading in readings:
-            assert reading["process_resident_memory_bytes"] == pytest.approx(resident, rel=0.2)
-        assert {reading["vllm:generation_tokens_total"] for reading in readings} == {72.0}
-        assert {reading["vllm:e2e_request_latency_seconds_count"] for reading in readings} == {24.0}
-        assert len({reading["jaxserve:step_duration_seconds_count"] for reading in readings}) == 1
+            memory = reading.total("process_resident_memory_bytes")
+            assert memory == pytest.approx(resident, rel=0.2)
+            assert reading.total("vllm:generation_tokens_total") == 72
+            assert reading.total("vllm:e2e_request_latency_seconds_count") == 24
+        assert len({r.total("jaxserve:step_duration_seconds_count") for r in readings}) == 1
         models = await asyncio.gather(*(http.get("/v1/models") for _ in range(12)))
         assert len({await response.text() for response in models}) == 1
 
@@ -87,7 +74,7 @@ async def test_processes_report_shared_figures_and_stop_together(
         finally:
             os.kill(server.engine_pid, signal.SIGCONT)
         streams.pop().close()
-        while (await scrape(http))["vllm:num_requests_running"] > 5:
+        while (await scrape(http)).total("vllm:num_requests_running") > 5:
             await asyncio.sleep(0.05)
         server.process.send_signal(signal.SIGTERM)
         ends = await asyncio.gather(*map(last_event, streams))
@@ -109,7 +96,7 @@ async def test_the_death_of_one_process_ends_all(
         if victim == "the engine process":
             os.kill(engine, signal.SIGKILL)
             ends = await asyncio.gather(*map(last_event, streams))
-            assert {json.loads(end)["error"]["code"] for end in ends} == {"engine_dead"}
+            assert {end["error"]["code"] for end in ends} == {"engine_dead"}
         else:
             os.kill(others.pop(), signal.SIGKILL)
     assert await asyncio.to_thread(server.wait) == 1
@@ -129,7 +116,7 @@ async def test_every_process_notices_a_stuck_engine(start_tiny: Callable[..., An
             return {answer.status for answer in answers}
 
         stream = await http.post("/v1/completions", json=LONG)
-        while (await scrape(http))["vllm:num_requests_running"] < 1:
+        while (await scrape(http)).total("vllm:num_requests_running") < 1:
             await asyncio.sleep(0.05)
         os.kill(server.engine_pid, signal.SIGSTOP)
         try:
@@ -139,7 +126,7 @@ async def test_every_process_notices_a_stuck_engine(start_tiny: Callable[..., An
         finally:
             os.kill(server.engine_pid, signal.SIGCONT)
         assert await last_event(stream) == "[DONE]"
-        while (await scrape(http))["vllm:num_requests_running"]:
+        while (await scrape(http)).total("vllm:num_requests_running"):
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.5)
         assert await health() == {200}

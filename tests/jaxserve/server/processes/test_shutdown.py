@@ -10,12 +10,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+
+from bench.common.server_client import events_of, scrape
 
 pytestmark = pytest.mark.slow
 
@@ -28,14 +30,6 @@ LIMIT = aiohttp.ClientTimeout(total=120)
 
 def completions(server: Any) -> str:
     return f"{server.url}/v1/completions"
-
-
-async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
-    """Parsed events of a stream; "[DONE]" as itself."""
-    async for line in response.content:
-        if line.startswith(b"data: "):
-            data = line.removeprefix(b"data: ").strip()
-            yield "[DONE]" if data == b"[DONE]" else json.loads(data)
 
 
 async def finish_short(http: aiohttp.ClientSession, server: Any) -> None:
@@ -243,8 +237,7 @@ async def test_a_dead_engine_is_restarted_with_engine_restarts(
                     break
             await asyncio.sleep(0.1)
         await finish_short(http, server)
-        async with http.get("/metrics") as response:
-            assert "vllm:num_requests_running" in await response.text()
+        (await scrape(http)).one("vllm:num_requests_running")  # fails if there is none
         server.find_family()
         assert server.engine_pid != first
         os.kill(server.engine_pid, signal.SIGKILL)

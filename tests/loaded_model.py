@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from checkpoints import open_checkpoint
-from jaxserve.engine.startup.loader import ModelOutline, load_parameters, outline
+from jaxserve.engine.device.model_outline import ModelOutline, outline
+from jaxserve.engine.startup.loader import load_parameters
 
 
 @dataclass(frozen=True, slots=True)

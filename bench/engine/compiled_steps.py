@@ -85,10 +85,10 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     from bench.kernels.cuda_compile import GPUS, Thunk, compile_for
     from jaxserve.config import EngineConfig
     from jaxserve.engine.device.buckets import Bucket
+    from jaxserve.engine.device.model_outline import outline
     from jaxserve.engine.startup import step_memory
     from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
     from jaxserve.engine.startup.engine_limits import EngineLimits
-    from jaxserve.engine.startup.loader import outline
     from jaxserve.engine.startup.start import state_maker, step_programs
 
     def is_pallas(thunk: Thunk) -> bool:

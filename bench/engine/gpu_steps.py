@@ -24,8 +24,8 @@ from jaxserve.config import MIB, EngineConfig
 from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import Submit
 from jaxserve.engine.device.buckets import Bucket, BucketTable
+from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.startup import start
-from jaxserve.engine.startup.loader import ModelOutline, outline
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.params import SamplingParams
 

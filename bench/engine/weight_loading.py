@@ -30,7 +30,8 @@ from safetensors.numpy import save_file
 from bench.common.figures import Figures, print_figures
 from checkpoints import open_checkpoint
 from checkpoints.weight_map import sources
-from jaxserve.engine.startup.loader import load_parameters, outline
+from jaxserve.engine.device.model_outline import outline
+from jaxserve.engine.startup.loader import load_parameters
 from jaxserve.models.registry import config_from_hf
 
 HIDDEN, FFN, LAYER_BYTES = 2048, 8192, 2 * (2048 * 2048 * 4 + 3 * 2048 * 8192)

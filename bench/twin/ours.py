@@ -21,7 +21,7 @@ from bench.twin.cases import Sizes, record
 from bench.twin.record import Prompts, Recorded, Recorder, sharegpt_like
 from bench.twin.trace import PackedStep, peak_resident_mib, random_pages, save
 from jaxserve import LLM, SamplingParams
-from jaxserve.engine.startup.loader import outline
+from jaxserve.engine.device.model_outline import outline
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.rope import inverse_frequencies
 

@@ -18,7 +18,7 @@ from jaxserve.engine.core.beams import Beams, guide
 from jaxserve.engine.core.grammar_queue import GrammarQueue
 from jaxserve.engine.core.protocol import EngineStats, Output, Ready, Submit
 from jaxserve.engine.core.step_clock import StepClock
-from jaxserve.engine.device.compile_guard import CompileGuard
+from jaxserve.engine.device.compilation.compile_guard import CompileGuard
 from jaxserve.engine.device.pending_step import PendingStep, StepResults
 from jaxserve.engine.device.sampling_state import SamplingRequest
 from jaxserve.engine.startup.capacity import describe_cache

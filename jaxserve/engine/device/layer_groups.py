@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 
 from jaxserve.engine.device.cache_layout import CacheLayout
-from jaxserve.engine.startup.loader import ModelOutline
+from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.models.decoder import Decoder
 
 # Layers of a segment on a CPU, where a call costs less than a layer's share of a program's load. A

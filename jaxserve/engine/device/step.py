@@ -18,7 +18,8 @@ from jax.export import register_namedtuple_serialization
 from jax.stages import Compiled
 
 from jaxserve.engine.device.buckets import Bucket
-from jaxserve.engine.device.compile_all import Job, compile_together, trace
+from jaxserve.engine.device.compilation.compile_jobs import Job, compile_together, trace
+from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 from jaxserve.engine.device.layer_groups import LayerGroup, ModelParts, SplitParams
 from jaxserve.engine.device.paged_cache import Pages, StepCaches
 from jaxserve.engine.device.step_batch import (
@@ -31,7 +32,6 @@ from jaxserve.engine.device.step_batch import (
     size,
     split,
 )
-from jaxserve.engine.device.traced_programs import TracedPrograms
 from jaxserve.sampling.logit_processors import SamplingTables, count
 from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.row_settings import unpack

@@ -17,7 +17,6 @@ import numpy as np
 
 import checkpoints
 from jaxserve.config import DEFAULT_MODEL, EngineConfig
-from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import as_error
 from jaxserve.engine.frontend.output_processor import OutputProcessor
 from jaxserve.engine.frontend.request_validation import Prompt, RequestValidator
@@ -74,6 +73,9 @@ class LLM:
         if unknown:
             raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}; see EngineConfig")
         self.config = EngineConfig(model=model, **{"max_queued_requests": sys.maxsize} | settings)
+        # The one place where the front end runs the core in its own process, and so needs jax.
+        from jaxserve.engine.core.engine_core import EngineCore
+
         path = checkpoints.pull(model)
         self.tokenizer = load_tokenizer(path)
         self._sampling_defaults = sampling_defaults(self.config, path)

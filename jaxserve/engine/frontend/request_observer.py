@@ -10,6 +10,8 @@ from jaxserve.engine.core.protocol import EngineStats
 from jaxserve.outputs import FinishReason
 from jaxserve.sampling.params import SamplingParams
 
+__all__ = ["ChoiceTimes", "EndReason", "EngineStats", "RequestObserver", "RequestTimes"]
+
 EndReason = FinishReason | Literal["error"]
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from checkpoints import read_model_config
 from jaxserve.config import GIB, EngineConfig
 from jaxserve.engine.device.buckets import BucketTable
+from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.startup.device_info import DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
-from jaxserve.engine.startup.loader import outline
 
 TYPICAL_TOKENS = 1000  # of a request, for the figures
 

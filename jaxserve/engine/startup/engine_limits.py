@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxserve.config import GIB, MIB, EngineConfig, cache_dir
 from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.cache_layout import CacheLayout
-from jaxserve.engine.device.checked_files import drop_damaged
+from jaxserve.engine.device.compilation.checked_files import drop_damaged
+from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.device.paged_cache import bytes_per_block
 from jaxserve.engine.startup import step_memory
 from jaxserve.engine.startup.device_info import DeviceInfo
-from jaxserve.engine.startup.loader import ModelOutline
 from jaxserve.errors import ConfigError
 from scheduler import longest_sequence
 

@@ -1,9 +1,6 @@
-"""From a checkpoint on disk to a model's parameters on the device."""
+"""Reads a checkpoint's parameters on to the device."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,42 +9,9 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from checkpoints import Checkpoint
+from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.errors import CheckpointError
-from jaxserve.models.cache import CacheSpec
-from jaxserve.models.config import ModelConfig
-from jaxserve.models.registry import model_class
 from jaxserve.models.sharding import shardings
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutline:
-    """A model split once, without its parameters: its graph, and their shapes as a flat list."""
-
-    config: ModelConfig
-    graphdef: nnx.GraphDef
-    structure: jax.tree_util.PyTreeDef
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    cache_specs: tuple[CacheSpec, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the parameters."""
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.shapes)
-
-
-def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) -> ModelOutline:
-    """The model that a config describes, to serve a context of at most max_model_len.
-
-    Raises:
-        UnsupportedModelError: an architecture that we don't have.
-    """
-    context = config.max_position_embeddings
-    config = replace(config, max_position_embeddings=min(max_model_len or context, context))
-    cls = model_class(config.architecture)
-    model = nnx.eval_shape(lambda: cls(config, dtype))
-    graphdef, abstract = nnx.split(model)
-    shapes, structure = jax.tree.flatten(abstract)
-    return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs)
 
 
 def load_parameters(

@@ -14,18 +14,19 @@ import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig, cache_dir
-from jaxserve.engine.device import checked_files
 from jaxserve.engine.device.buckets import BucketTable
+from jaxserve.engine.device.compilation import checked_files
+from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 from jaxserve.engine.device.layer_groups import CPU_SEGMENT_LAYERS, ModelParts
+from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.device.paged_cache import allocate
 from jaxserve.engine.device.runner import Runner
 from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import StepPrograms, StepState
-from jaxserve.engine.device.traced_programs import TracedPrograms
 from jaxserve.engine.startup import step_memory
 from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits, use_compilation_cache
-from jaxserve.engine.startup.loader import ModelOutline, load_parameters, outline
+from jaxserve.engine.startup.loader import load_parameters
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.logit_processors import SamplingTables
 

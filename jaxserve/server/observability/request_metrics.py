@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxserve.engine.core.protocol import EngineStats
-from jaxserve.engine.frontend.request_observer import EndReason, RequestObserver, RequestTimes
+from jaxserve.engine.frontend.request_observer import (
+    EndReason,
+    EngineStats,
+    RequestObserver,
+    RequestTimes,
+)
 from jaxserve.server.observability.prometheus_families import (
     JAXSERVE_PREFIX,
     Histogram,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,15 @@ class Counting(RequestObserver):
 
     def on_next(self, seconds: float, tokens: int) -> None:
         self.tokens += tokens
+
+
+def test_the_front_end_loads_no_jax() -> None:
+    """Neither the client nor LLM, before the first engine in this process is made."""
+    script = (
+        "import sys, jaxserve.engine.frontend.client, jaxserve.engine.frontend.llm\n"
+        "assert not {'jax', 'jaxlib', 'flax'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 async def test_what_is_no_model_starts_nothing() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from checkpoints import read_model_config
 from jaxserve.config import EngineConfig
-from jaxserve.engine.device.compile_all import trace
+from jaxserve.engine.device.compilation.compile_jobs import trace
+from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.engine.startup.device_info import DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
-from jaxserve.engine.startup.loader import outline
 from jaxserve.engine.startup.start import state_maker, step_programs
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.engine.device.checked_files import SUMS, UNKNOWN_KEPT_S, drop_damaged, record
+from jaxserve.engine.device.compilation.checked_files import (
+    SUMS,
+    UNKNOWN_KEPT_S,
+    drop_damaged,
+    record,
+)
 
 
 @pytest.fixture

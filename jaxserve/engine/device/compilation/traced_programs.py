@@ -20,8 +20,8 @@ import numpy as np
 from jax.export import DisabledSafetyCheck, Exported, deserialize, export
 from jax.stages import Lowered
 
-from jaxserve.engine.device.checked_files import write_whole
-from jaxserve.engine.device.compile_all import Job
+from jaxserve.engine.device.compilation.checked_files import write_whole
+from jaxserve.engine.device.compilation.compile_jobs import Job
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.engine.device import traced_programs
-from jaxserve.engine.device.compile_all import Job, compile_together
-from jaxserve.engine.device.traced_programs import TracedPrograms
+from jaxserve.engine.device.compilation import traced_programs
+from jaxserve.engine.device.compilation.compile_jobs import Job, compile_together
+from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 

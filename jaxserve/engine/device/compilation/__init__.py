@@ -1,0 +1,1 @@
+"""Compiles programs, keeps them on disk, and counts compilations after the engine is ready."""

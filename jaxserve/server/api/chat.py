@@ -138,7 +138,7 @@ class _ChoiceWriter:
         parser = self._parsers.get(delta.index)
         if parser is None:
             parser = self._parsers[delta.index] = self._format.new_parser()
-            yield self._first_event(delta.index)
+            yield self._first_event(delta)
         if not self._is_plain:
             yield from self._parsed_events(delta, parser)
         elif delta.text:
@@ -150,9 +150,14 @@ class _ChoiceWriter:
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._chunk(choices=[], usage=usage))
 
-    def _first_event(self, index: int) -> bytes:
+    def _first_event(self, delta: CompletionDelta) -> bytes:
+        """The event with the role, which adds no token to the usage."""
+        index, usage = delta.index, self._usage()
+        if isinstance(usage, Usage):
+            usage.completion_tokens -= len(delta.token_ids)
+            usage.total_tokens -= len(delta.token_ids)
         choice = ChatChunkChoice(index, ChatDelta(content=""))
-        chunk = self._chunk(choices=[choice], usage=self._usage())
+        chunk = self._chunk(choices=[choice], usage=usage)
         self._text_events[index] = TextEvent(chunk, "content")
         choice.delta.role = "assistant"
         if self._prompt_ids is not None:

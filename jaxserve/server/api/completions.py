@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -19,9 +20,13 @@ from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
 from jaxserve.server.wire.completions.response import Completion, CompletionChoice
-from jaxserve.server.wire.logprobs import TextLogprobs
+from jaxserve.server.wire.logprobs import PromptLogprobsBody, TextLogprobs
 from jaxserve.server.wire.response_fields import TokenCount, Usage
 from jaxserve.server.wire.sse import TextEvent, event
+
+# Logprobs of prompt tokens in one response, over all choices: some 25 MB of JSON.
+MAX_PROMPT_LOGPROBS = 500_000
+LONG_PROMPT = 256  # tokens, from which logprobs are written in a thread
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -31,11 +36,13 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body.check()
     params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
     prompts = await run_off_loop(request, tokenize, context, body, params)
+    _check_echo_size(body, prompts, params)
     batches = generation.submit(context, prompts, params, **body.scheduling())
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))
     writer = _ChoiceWriter(context, body, prompts, params)
+    batches = _with_prompts_written(batches, writer)
     if body.stream:
         events = _EventWriter(context, body, writer, count)
         usage_event = events.of_usage if body.include_usage else None
@@ -74,6 +81,36 @@ def tokenize(
     return [context.client.prepare(prompt, params, special) for prompt in prompts]
 
 
+def _check_echo_size(
+    body: CompletionRequest, prompts: list[list[int]], params: SamplingParams
+) -> None:
+    """Bounds a response that has the logprobs of its prompts with every choice.
+
+    Raises:
+        InvalidRequestError: there are more than MAX_PROMPT_LOGPROBS.
+    """
+    if params.prompt_logprobs is None:
+        return
+    entries = sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"the response would hold {entries} logprobs of prompt tokens, and at most "
+            f"{MAX_PROMPT_LOGPROBS} are sent: ask for fewer choices, fewer logprobs or a shorter "
+            "prompt",
+            "logprobs" if body.echo else "prompt_logprobs",
+        )
+
+
+async def _with_prompts_written(batches: DeltaBatches, writer: _ChoiceWriter) -> DeltaBatches:
+    """The same deltas; what they say of long prompts is written in a thread before they come."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for delta in batch:
+                if delta.prompt_logprobs is not None and len(delta.prompt_logprobs) > LONG_PROMPT:
+                    await asyncio.to_thread(writer.write_prompt, delta)
+            yield batch
+
+
 async def _without_output(batches: DeltaBatches) -> DeltaBatches:
     """The deltas without what was generated, for a request that only echoes its prompts."""
     async with aclosing(batches):
@@ -91,6 +128,23 @@ async def _without_output(batches: DeltaBatches) -> DeltaBatches:
             ]
 
 
+@dataclass(slots=True)
+class _WrittenPrompt:
+    """What a response says of one prompt.
+
+    Args:
+        text: the prompt, if it is echoed.
+        logprobs: of its tokens, in the form of `logprobs`, if it is echoed with them.
+        length: characters of those tokens.
+        prompt_logprobs: in the form of `prompt_logprobs`, if they are asked for.
+    """
+
+    text: str = ""
+    logprobs: TextLogprobs | None = None
+    length: int = 0
+    prompt_logprobs: PromptLogprobsBody | None = None
+
+
 class _ChoiceWriter:
     """Writes the choices of one request, each from one delta or from several."""
 
@@ -105,6 +159,7 @@ class _ChoiceWriter:
         self._truncated = params.truncate_prompt_tokens is not None
         self._tokenizer = context.client.tokenizer
         self._logprobs = LogprobsWriter(self._tokenizer, bool(body.return_tokens_as_token_ids))
+        self._written: dict[int, _WrittenPrompt] = {}  # by the prompt's place
         self._offsets: dict[int, int] = {}  # characters of the tokens so far, by the choice's index
 
     def choice(self, delta: CompletionDelta) -> CompletionChoice:
@@ -126,21 +181,38 @@ class _ChoiceWriter:
 
     def _add_prompt(self, choice: CompletionChoice, delta: CompletionDelta) -> TextLogprobs | None:
         """Adds the fields about the prompt; returns the prompt's logprobs if it is echoed."""
-        place, num_top = choice.index // self._n, self._body.logprobs
-        ids, logprobs = self._prompts[place], None
+        written = self.write_prompt(delta)
         if self._body.return_token_ids:
-            choice.prompt_token_ids = ids
+            choice.prompt_token_ids = self._prompts[choice.index // self._n]
+        if written.prompt_logprobs is not None:
+            choice.prompt_logprobs = written.prompt_logprobs
+        choice.text = written.text + choice.text
+        self._offsets[choice.index] = written.length
+        return written.logprobs
+
+    def write_prompt(self, delta: CompletionDelta) -> _WrittenPrompt:
+        """The fields about the prompt of a choice's first delta, made once for all its choices.
+        This can be called in any thread."""
+        place = delta.index // self._n
+        if (written := self._written.get(place)) is None:
+            written = self._written[place] = self._make_prompt(place, delta)
+        return written
+
+    def _make_prompt(self, place: int, delta: CompletionDelta) -> _WrittenPrompt:
+        written, ids, num_top = _WrittenPrompt(), self._prompts[place], self._body.logprobs
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            choice.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
-        if self._body.echo:
-            prompt = self._body.prompts()[place]
-            if not isinstance(prompt, str) or self._truncated:
-                prompt = self._tokenizer.decode(ids)
-            choice.text = prompt + choice.text
-            if num_top is not None and delta.prompt_logprobs is not None:
-                logprobs, length = self._logprobs.prompt_text(ids, delta.prompt_logprobs, num_top)
-                self._offsets[choice.index] = length
-        return logprobs
+            written.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
+        if not self._body.echo:
+            return written
+        prompt = self._body.prompts()[place]
+        if not isinstance(prompt, str) or self._truncated:
+            prompt = self._tokenizer.decode(ids)
+        written.text = prompt
+        if num_top is not None and delta.prompt_logprobs is not None:
+            written.logprobs, written.length = self._logprobs.prompt_text(
+                ids, delta.prompt_logprobs, num_top
+            )
+        return written
 
 
 def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogprobs | None:

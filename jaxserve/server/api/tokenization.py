@@ -14,6 +14,8 @@ from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
 from jaxserve.server.wire.tools import Tool
 
+MAX_CHARACTERS = 2**21  # about half a million tokens, a second of work
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text, or the messages of a chat completion.
@@ -52,7 +54,8 @@ class Text(msgspec.Struct):
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """Texts longer than the context are tokenized, too, so that clients can find their length."""
+    """Texts longer than the context are tokenized, too, so that clients can find their length; up
+    to MAX_CHARACTERS."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, TokenizeRequest)
     if body.model is not None:
@@ -72,6 +75,12 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         for name in ("tools", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name):
                 raise InvalidRequestError(f"{name} needs messages, not a prompt", name)
+        if len(body.prompt) > MAX_CHARACTERS:
+            raise InvalidRequestError(
+                f"the prompt has {len(body.prompt)} characters; at most {MAX_CHARACTERS} are "
+                "tokenized at once: send it in parts",
+                "prompt",
+            )
         return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     chat = ChatCompletionRequest(
         model="",
@@ -89,11 +98,15 @@ async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
     if body.model is not None:
         context.check_model(body.model)
+    return json_response(Text(await run_off_loop(request, _text, context, body.tokens)))
+
+
+def _text(context: ServerContext, tokens: list[int]) -> str:
     tokenizer = context.client.tokenizer
-    for token in body.tokens:
+    for token in tokens:
         if not 0 <= token < tokenizer.num_ids:
             raise InvalidRequestError(
                 f"tokens must hold ids from 0 to {tokenizer.num_ids - 1}; one was {token}",
                 "tokens",
             )
-    return json_response(Text(tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    return tokenizer.decode(tokens, skip_special_tokens=False)

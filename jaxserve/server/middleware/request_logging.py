@@ -28,7 +28,8 @@ UNKNOWN_ROUTE = "none"
 
 @web.middleware
 async def request_logging_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost middleware: it sees the status that the client gets."""
+    """The outermost middleware: it sees the status that the client gets. A stream that
+    ends with an error counts with the error's status."""
     context = request.app[SERVER_CONTEXT]
     status = CLIENT_DISCONNECTED
     with recorded(request) as record, _traced(context.tracer, request, record) as span:
@@ -37,6 +38,7 @@ async def request_logging_middleware(request: web.Request, handler: Handler) -> 
             status = response.status
             return response
         finally:
+            status = record.stream_error or status
             if span is not None:
                 span.set_attribute("http.response.status_code", status)
             seconds = time.monotonic() - record.began

@@ -35,6 +35,7 @@ class RequestRecord:
         key_salt: the salt of the API key, if keys don't share cached text.
         tokens: counted while it generates.
         body: the request's body, if prompts are logged.
+        stream_error: the status of the error that ended a stream after its headers said 200.
     """
 
     id: str
@@ -42,6 +43,7 @@ class RequestRecord:
     key_salt: str | None = None
     tokens: TokenCount | None = None
     body: Any = None
+    stream_error: int | None = None
 
     @classmethod
     def of(cls, request: web.Request) -> RequestRecord:

@@ -7,6 +7,7 @@ socket in the engine's folder, which only its owner can enter.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from jaxserve.server.admission import Admission
+
+log = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 # The minimum over processes is reported; all other metrics are added up.
@@ -120,7 +123,7 @@ def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str
 
 
 async def _get(socket: str, path: str) -> bytes | None:
-    """A process's answer; None if it doesn't listen yet or has ended."""
+    """A process's answer; None if it doesn't listen yet, has ended, or doesn't answer in time."""
     try:
         async with (
             aiohttp.ClientSession(
@@ -129,7 +132,8 @@ async def _get(socket: str, path: str) -> bytes | None:
             http.get(f"http://api-worker{path}") as response,
         ):
             return await response.read()
-    except aiohttp.ClientConnectionError as error:
-        if isinstance(error, TimeoutError):
-            raise
+    except TimeoutError:
+        log.warning("%s doesn't answer; its figures are left out", Path(socket).name)
+        return None
+    except aiohttp.ClientConnectionError:
         return None

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -30,6 +31,7 @@ from jaxserve.server.wire.errors import BadHttpFilter
 # After the engine is closed, for sending the responses that handlers still write.
 FLUSH_SECONDS = 2.0
 BACKLOG = 1024
+HEAD_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class ServerSetup:
 async def _listening(
     app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[web.BaseSite]:
-    runner = web.AppRunner(
+    runner = _AppRunner(
         app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
     )
     try:
@@ -111,6 +113,29 @@ async def _listening(
         # errors are sent.
         await app[SERVER_CONTEXT].client.close()
         await runner.cleanup()
+
+
+class _AppRunner(web.AppRunner):
+    """Closes connections that haven't sent a whole request head within HEAD_TIMEOUT_S: aiohttp has
+    no limit of its own for that."""
+
+    @property
+    def server(self) -> Any:  # what sites make a connection's protocol with
+        server = super().server
+        if server is None:
+            return None
+
+        def connect() -> asyncio.Protocol:
+            handler = server()
+            asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, _close_without_request, handler)
+            return handler
+
+        return connect
+
+
+def _close_without_request(handler: web.RequestHandler) -> None:
+    if handler._request_count == 0 and handler.transport is not None:
+        handler.transport.abort()
 
 
 def _raise_file_limit() -> None:

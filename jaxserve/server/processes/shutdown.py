@@ -75,7 +75,6 @@ async def serve_until_stopped(
         processes.send(STOP)
         if engine_dead.done() and not in_restart:
             await wait_first(stop.immediate.wait(), timeout=DEAD_ENGINE_NOTICE_S)
-        await site.stop()
         if not engine_dead.done():
             logger.info("stopping; %d requests in flight", context.admission.in_flight)
             idle = _wait_idle(context.admission, processes)
@@ -84,6 +83,8 @@ async def serve_until_stopped(
             )
         if engine_dead.done() and not in_restart:
             failure = "the engine process died; its own messages are above"
+        # Last: while running requests finish, new connections get a 503 that says when to retry.
+        await site.stop()
         return failure
     finally:
         for task in (engine_dead, process_ended, detaching):

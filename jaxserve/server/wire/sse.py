@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
+# A client that reads nothing for so long is disconnected; its request is aborted.
+WRITE_TIMEOUT_S = 120.0
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,12 +73,22 @@ class EventStream:
         self._on_error = on_error
 
     async def write(self, events: bytes) -> None:
-        """Writes events without buffering; waits while the client's socket is full."""
+        """Writes events without buffering; waits while the client's socket is full.
+
+        Raises:
+            ConnectionError: the client is gone, or has read nothing for WRITE_TIMEOUT_S.
+        """
         if not events:
             return
         if not self.response.prepared:
             await self.response.prepare(self._request)
-        await self.response.write(events)
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self.response.write(events)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionError("the client doesn't read") from None
 
     async def end(self, events: bytes = b"") -> None:
         """Writes the last events, and ends the response."""

@@ -90,8 +90,14 @@ async def stream(
     Deltas that queue up during a blocked write are sent with one write. The response's headers are
     sent with the first delta, so that an error before it has a status code.
     """
-    current_record().tokens = count
-    async with EventStream(request, on_error) as events, aclosing(batches):
+    record = current_record()
+    record.tokens = count
+
+    def failed(error: ApiError) -> bytes:
+        record.stream_error = error.status
+        return on_error(error)
+
+    async with EventStream(request, failed) as events, aclosing(batches):
         async for batch in batches:
             written: list[bytes] = []
             for delta in batch:

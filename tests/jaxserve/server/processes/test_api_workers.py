@@ -20,6 +20,7 @@ from bench.common.server_client import events_of, scrape
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.server.admission import Admission
+from jaxserve.server.observability import worker_stats
 from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.processes.listening_socket import bound_socket
 
@@ -103,6 +104,30 @@ async def test_the_death_of_one_process_ends_all(
     assert f"jaxserve: {victim} died" in server.errors()
     assert victim == "the engine process" or "has left; aborted" in server.errors()
     assert "Traceback" not in server.errors()
+
+
+async def test_a_process_that_hangs_is_left_out_of_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_stats, "TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    own, good, hung = (WorkerStats(tmp_path, number, 3) for number in range(3))
+    never = asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await never.wait()
+        writer.close()
+
+    registry, admission = CollectorRegistry(), Admission()
+    async with (
+        good.serve_own(admission, registry),
+        await asyncio.start_unix_server(hang, hung._socket(2)),
+    ):
+        with admission.admit():
+            assert await own.in_flight() == 1
+        counted = CounterMetricFamily("things", "Things.", 2)
+        assert [metric.name for metric in await own.metrics([counted])] == ["things"]
+        never.set()
+    assert "api-worker-2 doesn't answer" in caplog.text
 
 
 @pytest.mark.slow

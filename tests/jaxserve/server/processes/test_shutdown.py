@@ -16,6 +16,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+
+from jaxserve.server.processes import server_setup
 
 from bench.common.server_client import events_of, scrape
 
@@ -177,6 +180,66 @@ async def test_sigterm_lets_running_requests_finish(start_server: Callable[..., 
     assert await asyncio.to_thread(server.wait) == 0
 
 
+async def test_new_connections_are_told_to_retry_while_the_server_drains(
+    start_server: Callable[..., Any],
+) -> None:
+    server = start_server("--drain-timeout", "60")
+    body = {"model": server.model, **LONG, "stream": True}
+    async with (
+        aiohttp.ClientSession(timeout=LIMIT) as http,
+        http.post(completions(server), json=body) as response,
+    ):
+        stream = events_of(response)
+        await anext(stream)
+        server.process.send_signal(signal.SIGTERM)
+        while True:
+            async with (
+                aiohttp.ClientSession(server.url, timeout=LIMIT) as other,
+                other.get("/ready") as ready,
+            ):
+                if ready.status == 503:
+                    break
+            await asyncio.sleep(0.01)
+        async with (
+            aiohttp.ClientSession(server.url, timeout=LIMIT) as other,
+            other.post("/v1/completions", json={"model": server.model, **SHORT}) as refused,
+        ):
+            assert refused.status == 503
+            assert int(refused.headers["Retry-After"]) > 0
+            assert (await refused.json())["error"]["code"] == "shutting_down"
+        assert [event async for event in stream][-1] == "[DONE]"
+    assert await asyncio.to_thread(server.wait) == 0
+
+
+async def test_a_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In this process, where the limit can be set."""
+    monkeypatch.setattr(server_setup, "HEAD_TIMEOUT_S", 0.2)
+
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.router.add_get("/", hello)
+    runner = server_setup._AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")  # and no empty line
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
+            for _ in range(2):  # a connection that is in use stays
+                async with http.get("/") as response:
+                    assert await response.text() == "hello"
+                await asyncio.sleep(0.4)
+    finally:
+        await runner.cleanup()
+
+
 async def test_requests_that_outlast_the_drain_timeout_get_an_error(
     start_server: Callable[..., Any],
 ) -> None:
@@ -216,6 +279,9 @@ async def test_a_dead_engine_fails_running_requests_and_ends_the_server(
     assert await asyncio.to_thread(server.wait) == 1
     assert "jaxserve: the engine process died" in server.errors()
     assert "Traceback" not in server.errors()
+    lines = [json.loads(line) for line in server.errors().splitlines() if line.startswith("{")]
+    # The stream's headers said 200, but it failed.
+    assert [line["status"] for line in lines if line["path"] == "/v1/completions"] == [503, 503]
 
 
 async def test_a_dead_engine_is_restarted_with_engine_restarts(

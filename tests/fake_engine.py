@@ -1,8 +1,7 @@
-"""An engine process that computes nothing: every token is there at once.
+"""An engine process that computes nothing, for tests and for bench.server.frontend.
 
-Speaks the engine's real protocol in the place of
-jaxserve.engine.core.engine_process, so that a benchmark sees
-the front end alone. Each token is "~" (the model's tokenizer must have it). Environment:
+Speaks the engine's real protocol in place of jaxserve.engine.core.engine_process, so that only the
+server's work is measured. Each token is "~", which the model's tokenizer must have. Environment:
 
     FAKE_STEPS_PER_S  steps a second, each one token of each request; 0 is as fast as it can
     FAKE_LOG          a file that gets, at the end, a JSON object: request id -> times of its
@@ -117,10 +116,10 @@ def main(folder: str, parent: str) -> None:
     if cores := os.environ.get("FAKE_CORES"):
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     if os.sched_getscheduler(0) == os.SCHED_RR:
-        # Clients of the same level on its core would hold it up; a real engine has its own core.
+        # Clients of the same priority on its core would delay it; a real engine has its own core.
         level = os.sched_getparam(0).sched_priority + 1
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(level))
-    gc.disable()  # what it would add is no latency of the front end
+    gc.disable()  # so that its pauses don't count as the server's latency
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,8 @@ from bench.paper.allocators import PAGED, System
 from bench.paper.clock import Arrival
 from bench.paper.costs import Load, Loads, Measured
 from jaxserve import LLM, SamplingParams
-from jaxserve.engine.core.engine_core import InFlight
 from jaxserve.engine.device.buckets import BucketTable
-from scheduler import SchedulerConfig
+from scheduler import Scheduler, SchedulerConfig, StepPlan, StepResult
 
 SCALE = 4
 CONFIG = SchedulerConfig(
@@ -62,14 +62,45 @@ class RealRun:
     steps: Steps
 
 
+class PlanWatch:
+    """Follows a scheduler's plans, by wrapping its schedule() and update()."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._schedule, self._update = scheduler.schedule, scheduler.update
+        self._loads, self._pending = Loads(), dict[int, Load]()
+        self._completed: list[Load] = []
+        scheduler.schedule = self._watched_schedule  # type: ignore[method-assign]
+        scheduler.update = self._watched_update  # type: ignore[method-assign]
+
+    def take_completed(self) -> list[Load]:
+        """The loads of the steps whose results have come since the last call."""
+        taken, self._completed = self._completed, []
+        return taken
+
+    def remove(self) -> None:
+        self._scheduler.schedule = self._schedule  # type: ignore[method-assign]
+        self._scheduler.update = self._update  # type: ignore[method-assign]
+
+    def _watched_schedule(self) -> StepPlan | None:
+        plan = self._schedule()
+        if plan is not None:
+            self._pending[plan.step] = self._loads.read(plan)
+        return plan
+
+    def _watched_update(self, plan: StepPlan, *arguments: Any) -> StepResult:
+        self._completed.append(self._pending.pop(plan.step))
+        return self._update(plan, *arguments)
+
+
 def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
     """Runs requests of random tokens as they arrive, greedy and at full length, to their end."""
-    core, loads = llm.core, Loads()
+    core = llm.core
     system.install(core._scheduler)
+    watch = PlanWatch(core._scheduler)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(10, 40_000, arrival.prompt).tolist() for arrival in arrivals]
     to_come = deque(enumerate(arrivals))
-    known: dict[int, Load] = {}  # of pending steps, by number
     steps: Steps = []
     latency, before, begin = 0.0, core.stats.preemptions, time.perf_counter()
     while to_come or core.has_work:
@@ -81,20 +112,17 @@ def drive(llm: LLM, system: System, arrivals: list[Arrival]) -> RealRun:
         if not core.has_work:
             time.sleep(to_come[0][1].at - now)
             continue
-        oldest: InFlight | None = core._flights[0] if core._flights else None
         started = time.perf_counter()
         outputs = core.step()
         ended = time.perf_counter()
-        if core._flights and (newest := core._flights[-1].plan).step not in known:
-            known[newest.step] = loads.read(newest)
-        if oldest is not None and (not core._flights or core._flights[0] is not oldest):
-            steps.append((known.pop(oldest.plan.step), ended - started))
+        steps += [(load, ended - started) for load in watch.take_completed()]
         for output in outputs:
             assert output.error is None, output.error
             if output.finish_reason is not None:
                 arrival = arrivals[int(output.request_id)]
                 latency += (ended - begin - arrival.at) / arrival.output
     seconds = time.perf_counter() - begin
+    watch.remove()
     return RealRun(
         latency / len(arrivals),
         sum(arrival.output for arrival in arrivals) / seconds,

@@ -18,9 +18,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxserve.server.processes import server_setup
-
 from bench.common.server_client import events_of, scrape
+from jaxserve.server.processes import server_setup
 
 pytestmark = pytest.mark.slow
 

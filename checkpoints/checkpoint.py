@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -16,8 +17,10 @@ from jaxserve.models.config import ModelConfig
 if TYPE_CHECKING:
     import jax
 
+    from checkpoints.stored.assemble import StoredTensor
     from checkpoints.weight_map import Source
     from jaxserve.models.sharding import Shardings
+    from jaxserve.models.weights import Stored, Weight
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -27,7 +30,6 @@ class Checkpoint(ABC):
 
     path: Path
     config: ModelConfig
-    packed: bool = False  # whether the experts are stored as MXFP4
 
     @abstractmethod
     def shapes(self) -> Shapes:
@@ -37,7 +39,7 @@ class Checkpoint(ABC):
         """From which tensors each parameter of the model is made."""
         from checkpoints.weight_map import sources  # imports Flax, which a tokenizer doesn't need
 
-        return sources(self.config, self.packed)
+        return sources(self.config)
 
     def parameter(
         self, path: tuple[Hashable, ...], shardings: Shardings | None = None
@@ -58,6 +60,48 @@ class Checkpoint(ABC):
             # NumPy copies types that aren't its own element by element, which is slow.
             return source.build(*(t.view(np.uint16) for t in tensors)).view(kind)
         return source.build(*tensors)
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """What is kept in place of a tensor of floats; None where it is floats."""
+        return None
+
+    def form(self, path: tuple[Hashable, ...]) -> Stored | None:
+        """Shapes and types of a parameter as it is stored; None where it can only be had as
+        floats."""
+        return self._assembled(path, lambda stored: stored.form, _float_form)
+
+    def stored_parameter(self, path: tuple[Hashable, ...]) -> Stored:
+        """A parameter as form() describes it, in host memory.
+
+        Raises:
+            CheckpointError: a tensor is missing or damaged.
+        """
+        made = self._assembled(path, lambda stored: stored.read(), _floats)
+        assert made is not None
+        return made
+
+    def _assembled(
+        self,
+        path: tuple[Hashable, ...],
+        of_stored: Callable[[StoredTensor], Weight],
+        of_floats: Callable[[tuple[int, ...], Callable[[], np.ndarray]], Any],
+    ) -> Stored | None:
+        from checkpoints.stored.assemble import assemble
+        from jaxserve.models.weights import Plain, Weight
+
+        source = self.parameters()[path]
+        if source.rows is None:
+            return None
+        found = {name: self.stored(name) for name in source.tensors}
+        if not any(found.values()):
+            return None
+        parts = [
+            of_stored(stored)
+            if stored is not None
+            else Weight({"values": of_floats(source.tensors[n], partial(self.read, n))}, Plain())
+            for n, stored in found.items()
+        ]
+        return assemble(parts, source.outputs(), source.experts)
 
     def describe(self, path: tuple[Hashable, ...]) -> str:
         """Names of the tensors that a parameter is made from, for messages."""
@@ -80,13 +124,18 @@ class Checkpoint(ABC):
         """Size of the tensors on disk, in bytes."""
 
 
-def check_shapes(
-    path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig, packed: bool = False
-) -> None:
-    """Checks a checkpoint's tensors against its config.
+def _floats(shape: tuple[int, ...], read: Callable[[], np.ndarray]) -> np.ndarray:
+    return read().astype(np.float32)
 
-    Args:
-        packed: whether the experts are stored as MXFP4.
+
+def _float_form(shape: tuple[int, ...], read: object) -> jax.ShapeDtypeStruct:
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+    """Checks a checkpoint's tensors against its config.
 
     Raises:
         CheckpointError: names the first tensor that is missing, extra or of another shape.
@@ -94,7 +143,7 @@ def check_shapes(
     from checkpoints.weight_map import sources
 
     expected: Shapes = {}
-    for source in sources(config, packed).values():
+    for source in sources(config).values():
         expected |= source.tensors
     for name, shape in expected.items():
         if name not in found:

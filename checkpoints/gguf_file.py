@@ -1,4 +1,4 @@
-"""GGUF files: mapped into memory, dequantised when a tensor is read."""
+"""GGUF files, mapped into memory: blocks as they are stored, or dequantised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import jax
 import numpy as np
 
 from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
 from checkpoints.gguf_config import MIXTRAL, ROPE_FACTORS, hf_config
 from checkpoints.gguf_header import GGUFTensor, read_header
 from checkpoints.json_file import naming
+from checkpoints.stored.assemble import StoredTensor
 from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.models.registry import config_from_hf
+from jaxserve.models.weights import Weight
+from jaxserve.models.weights.gguf_blocks import LAYOUTS, GGUFBlocks
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -96,9 +100,7 @@ class GGUFCheckpoint(Checkpoint):
     def read(self, name: str) -> np.ndarray:
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
-        tensor = self._tensors[name]
-        nbytes = _tensor_nbytes(self.path, name, tensor)
-        raw = self._data[tensor.path][tensor.offset : tensor.offset + nbytes]
+        tensor, raw = self._tensors[name], self._raw(name)
         rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
         fold = 1
         while rows % (2 * fold) == 0 and 2 * fold * columns <= _WIDE_ROW:
@@ -112,6 +114,26 @@ class GGUFCheckpoint(Checkpoint):
                 "which the gguf package doesn't dequantise"
             ) from None
         return self._in_hf_layout(name, values.reshape(tensor.shape))
+
+    def stored(self, name: str) -> StoredTensor | None:
+        tensor = self._tensors[name]
+        kind = gguf.GGMLQuantizationType(tensor.ggml_type).name
+        if kind not in LAYOUTS:
+            return None
+        layout, rows = LAYOUTS[kind], math.prod(tensor.shape[:-1])
+        shape = (rows, tensor.shape[-1] // layout.values, layout.nbytes)
+
+        def read() -> Weight:
+            blocks = self._in_hf_layout(name, self._raw(name).reshape(rows, -1))
+            return Weight({"blocks": blocks.reshape(shape)}, GGUFBlocks(kind))
+
+        form = jax.ShapeDtypeStruct(shape, np.uint8)
+        return StoredTensor(Weight({"blocks": form}, GGUFBlocks(kind)), read)
+
+    def _raw(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        nbytes = _tensor_nbytes(self.path, name, tensor)
+        return self._data[tensor.path][tensor.offset : tensor.offset + nbytes]
 
     @property
     def _is_gemma(self) -> bool:

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
 from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.json_file import naming, read_json
+from checkpoints.stored.assemble import StoredTensor, widened_tensor
+from checkpoints.stored.quantization_config import quantization_config, replacements
+from checkpoints.stored.raw import RawTensor, Replacement
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.fields import OBJECT
 from jaxserve.models.registry import config_from_hf
 
-_ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_FLOATS = ("F32", "F16", "BF16")
+# safetensors has no NumPy type for these.
+_SMALL = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": np.uint8}
+_ITEM_SIZES = {
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "I8": 1,
+    "U8": 1,
+    "I32": 4,
+    "I64": 8,
+}
 _HEAD = "lm_head.weight"
 # A model that was saved without its head (an embedding model, for example) has no "model." before
 # its tensors' names.
 _FLAT = "embed_tokens.weight"
-_PACKED = ("_proj_blocks", "_proj_scales")  # MXFP4: bytes
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -32,28 +50,39 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_config(path)
-        self._files: dict[str, Any] = {}
-        self._shapes: Shapes = {}
-        self._nbytes = 0
+        self._raw: dict[str, RawTensor] = {}
         for file in _weight_files(path):
             self._add(file)
-        self._prefix = "" if _FLAT not in self._shapes else "model."
-        if self._prefix:
-            self._shapes = {
-                name if name == _HEAD else self._prefix + name: shape
-                for name, shape in self._shapes.items()
-            }
-        self.packed = any(name.endswith("_proj_blocks") for name in self._shapes)
-        check_shapes(path, self._shapes, self.config, self.packed)
+        if _FLAT in self._raw:
+            self._raw = {n if n == _HEAD else "model." + n: t for n, t in self._raw.items()}
+        self._nbytes = sum(math.prod(t.shape) * _ITEM_SIZES[t.dtype] for t in self._raw.values())
+        self._stored: dict[str, Replacement] = {}
+        with naming(path):
+            for found in replacements(quantization_config(path), self._raw):
+                self._stored[found.name] = found
+                self._raw = {n: t for n, t in self._raw.items() if n not in found.used}
+        for name, tensor in self._raw.items():
+            if tensor.dtype not in _FLOATS:
+                raise UnsupportedModelError(
+                    f"{path}: the tensor {name} is stored as {tensor.dtype}, and no "
+                    f"quantization_config says how; supported are {', '.join(_FLOATS)}"
+                )
+        check_shapes(path, self.shapes(), self.config)
 
     def shapes(self) -> Shapes:
-        return dict(self._shapes)
+        shapes = {name: tensor.shape for name, tensor in self._raw.items()}
+        return shapes | {name: found.shape for name, found in self._stored.items()}
 
     def read(self, name: str) -> np.ndarray:
-        stored = name.removeprefix(self._prefix)
-        if stored not in self._files:
+        if (found := self._stored.get(name)) is not None:
+            return widened_tensor(found.stored.read(), found.shape)
+        if name not in self._raw:
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
-        return self._files[stored].get_tensor(stored)
+        return self._raw[name].read()
+
+    def stored(self, name: str) -> StoredTensor | None:
+        found = self._stored.get(name)
+        return None if found is None else found.stored
 
     @property
     def nbytes(self) -> int:
@@ -69,19 +98,17 @@ class SafetensorsCheckpoint(Checkpoint):
         for name in opened.keys():  # noqa: SIM118 (not a mapping)
             if self._is_ignored(name):
                 continue
-            if name in self._files:
+            if name in self._raw:
                 raise CheckpointError(f"{file}: the tensor {name} is in another file too")
             tensor = opened.get_slice(name)
             shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-            bytes_allowed = dtype == "U8" and name.endswith(_PACKED)
-            if dtype not in _ITEM_SIZES and not bytes_allowed:
+            if dtype not in _ITEM_SIZES:
                 raise UnsupportedModelError(
                     f"{file}: the tensor {name} is stored as {dtype}; "
                     f"supported: {', '.join(_ITEM_SIZES)}"
                 )
-            self._files[name] = opened
-            self._shapes[name] = shape
-            self._nbytes += math.prod(shape) * _ITEM_SIZES.get(dtype, 1)
+            read = partial(_read_bytes, file, name) if dtype in _SMALL else None
+            self._raw[name] = RawTensor(shape, dtype, read or partial(opened.get_tensor, name))
 
     def _is_ignored(self, name: str) -> bool:
         """Whether it is ignored, as by transformers: old files contain rope's buffers, and some a
@@ -116,3 +143,13 @@ def _weight_files(path: Path) -> list[Path]:
     if not single.exists():
         raise ModelNotFoundError(f"{path}: it has no model.safetensors and no index of shards")
     return [single]
+
+
+def _read_bytes(file: Path, name: str) -> np.ndarray:
+    """A tensor of one of the types in _SMALL."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        entry = json.loads(opened.read(length))[name]
+    begin, end = entry["data_offsets"]
+    data = np.memmap(file, np.uint8, "r", 8 + length + begin, (end - begin,))
+    return data.view(_SMALL[entry["dtype"]]).reshape(entry["shape"])

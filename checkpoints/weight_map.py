@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from checkpoints.mxfp4 import dequantize
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
 
@@ -31,21 +30,33 @@ class Source:
         tensors: the checkpoint's tensors and their shapes; linear weights are [out, in] as Hugging
             Face stores them.
         build: joins the tensors into the parameter.
+        rows: of a matrix, which may be kept as it is stored: the same for a single input.
+        inputs: the parameter's dimensions that `rows` has only one of.
+        experts: the first dimension is the experts'.
     """
 
     tensors: dict[str, Shape]
     build: Callable[..., np.ndarray]
+    rows: Source | None = None
+    inputs: tuple[int, ...] = ()
+    experts: bool = False
+
+    def outputs(self) -> np.ndarray:
+        """For each output [*O] of a matrix its row, among those of all tensors in order."""
+        assert self.rows is not None
+        numbers, before = [], 0
+        for shape in self.rows.tensors.values():
+            numbers.append(np.arange(before, before + math.prod(shape)).reshape(shape))
+            before += math.prod(shape)
+        return self.rows.build(*numbers).squeeze(self.inputs)
 
 
 Rule = Callable[[Shape], Source]
 
 
 @lru_cache(maxsize=4)
-def sources(config: ModelConfig, packed: bool = False) -> dict[Path, Source]:
+def sources(config: ModelConfig) -> dict[Path, Source]:
     """Parameter path -> source.
-
-    Args:
-        packed: the experts are stored as MXFP4 (gpt-oss).
 
     Raises:
         UnsupportedModelError: an unknown architecture.
@@ -53,14 +64,19 @@ def sources(config: ModelConfig, packed: bool = False) -> dict[Path, Source]:
     cls = model_class(config.architecture)
     abstract = nnx.eval_shape(lambda: nnx.state(cls(config, jnp.dtype(jnp.float32))))
     rules = RULES | FAMILY_RULES.get(config.architecture, {})
-    if packed:
-        rules |= PACKED_RULES
     found: dict[Path, Source] = {}
-    for path, value in nnx.to_flat_state(abstract):
+    for path, variable in nnx.to_flat_state(abstract):
         inside_layer = path[0] == "layers"
-        source = rules[".".join(map(str, path[2:] if inside_layer else path))](value.shape)
+        rule = rules[".".join(map(str, path[2:] if inside_layer else path))]
         prefix = f"model.layers.{path[1]}." if inside_layer else ""
-        found[path] = Source({prefix + n: s for n, s in source.tensors.items()}, source.build)
+        source, shape = rule(variable.shape), variable.shape
+        tensors = {prefix + name: size for name, size in source.tensors.items()}
+        metadata = variable.get_metadata()
+        inputs = tuple(len(shape) + i for i in metadata.get("contracted", ()))
+        thin = tuple(1 if i in inputs else size for i, size in enumerate(shape))
+        rows = rule(thin) if inputs else None
+        experts = metadata["out_sharding"][0] == "expert"
+        found[path] = Source(tensors, source.build, rows, inputs, experts)
     return found
 
 
@@ -181,21 +197,6 @@ def _interleaved(name: str) -> Rule:
     return rule
 
 
-def _mxfp4(inner: Rule) -> Rule:
-    """Weights [X, in, out] that are stored as MXFP4 [X, out, in]."""
-
-    def rule(shape: Shape) -> Source:
-        plain = inner(shape)
-        ((name, (experts, rows, columns)),) = plain.tensors.items()
-        blocks = (experts, columns, rows // 32)
-        return Source(
-            {f"{name}_blocks": (*blocks, 16), f"{name}_scales": blocks},
-            lambda b, s: plain.build(dequantize(b, s).swapaxes(1, 2)),
-        )
-
-    return rule
-
-
 RULES: dict[str, Rule] = {
     "embed.embedding": _as_is("model.embed_tokens.weight"),
     "norm.scale": _as_is("model.norm.weight"),
@@ -249,9 +250,4 @@ FAMILY_RULES: dict[str, dict[str, Rule]] = {
         "moe.down": _as_is("mlp.experts.down_proj"),
         "moe.down_bias": _as_is("mlp.experts.down_proj_bias"),
     },
-}
-
-PACKED_RULES: dict[str, Rule] = {
-    "moe.gate_up": _mxfp4(_interleaved("mlp.experts.gate_up_proj")),
-    "moe.down": _mxfp4(_as_is("mlp.experts.down_proj")),
 }

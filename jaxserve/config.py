@@ -35,6 +35,9 @@ class EngineConfig:
             `jaxserve pull` knows.
         dtype: of weights, activations and KV cache; "auto" is bfloat16 on a GPU, float32 on a CPU
             (bfloat16 matmuls are several times slower there).
+        weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
+            in each step, "widened" widens them when they are loaded; "auto" is stored on a GPU and
+            widened on a CPU, where that is faster. Both give the same numbers.
         max_model_len: most tokens of prompt and output together; None takes the model's own.
         max_num_seqs: most sequences that run at once; None is 256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: token budget of a step; None is 8,192 on a GPU, 512 on a CPU.
@@ -62,6 +65,7 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
+    weights: Literal["auto", "stored", "widened"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -83,6 +87,8 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"
             )
+        if self.weights not in ("auto", "stored", "widened"):
+            raise ConfigError(f"weights must be auto, stored or widened; it was {self.weights!r}")
         if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
             raise ConfigError(
                 f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "

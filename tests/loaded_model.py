@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from checkpoints import open_checkpoint
 from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.startup.loader import load_parameters
+from jaxserve.engine.startup.stored_forms import stored_forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,19 @@ class LoadedModel(ModelOutline):
 
 
 def load_model(
-    path: Path, dtype: jnp.dtype, max_model_len: int | None = None, mesh: Mesh | None = None
+    path: Path,
+    dtype: jnp.dtype,
+    max_model_len: int | None = None,
+    mesh: Mesh | None = None,
+    packed: bool = False,
 ) -> LoadedModel:
-    """Loads the checkpoint at path as the engine does."""
+    """Loads the checkpoint at path as the engine does.
+
+    Args:
+        packed: keep quantised weights as they are stored.
+    """
     checkpoint = open_checkpoint(path)
-    model = outline(checkpoint.config, dtype, max_model_len)
+    forms = stored_forms(checkpoint, packed)
+    model = outline(checkpoint.config, dtype, max_model_len, forms)
     leaves = load_parameters(checkpoint, model, dtype, progress=False, mesh=mesh)
     return LoadedModel(*(getattr(model, field.name) for field in fields(model)), leaves)

@@ -18,6 +18,8 @@ HELP = {
     # EngineConfig
     "model": "a folder, a GGUF file, a hub name (owner/name), or a name that `pull` knows",
     "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
+    "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
+    "them on a CPU",
     "max_model_len": "most tokens of prompt and output together (default: the model's own)",
     "max_num_seqs": "most sequences that run at once (default: 256 on a GPU, 32 on a CPU)",
     "max_num_batched_tokens": "token budget of a step (default: 8192 on a GPU, 512 on a CPU)",

@@ -17,6 +17,7 @@ from flax import nnx
 from jaxserve.models.cache import CacheSpec, LayerCache
 from jaxserve.models.config import Activation, LayerConfig, ModelConfig
 from jaxserve.models.rope import Rope, rotate
+from jaxserve.models.weights import linear, take
 
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -30,22 +31,20 @@ def param(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: jnp.dtype
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
 
 
-def linear(
-    x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None
-) -> jax.Array:  # [T, I], [O, I] -> [T, O]
-    """x @ kernel.T, in `dtype` or else x's; kernels have the dimensions' order of checkpoints.
+def matrix(
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    dtype: jnp.dtype,
+    contracted: tuple[int, ...] = (-1,),
+) -> nnx.Param:
+    """As param(), of a matrix that `linear` or its like multiplies by: it may be filled with a
+    stored form of one (see models/weights).
 
-    On a CPU sums are float32, and a row's bits don't depend on the number of rows, if there are
-    at least two.
+    Args:
+        contracted: which dimensions are the inputs', from the last.
     """
-    if jax.default_backend() != "cpu":
-        return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
-    if len(x) == 1:  # XLA's own product is 1.4 times as fast: it reads at memory bandwidth
-        return jnp.matmul(kernel, x.T, preferred_element_type=dtype).T.astype(dtype or x.dtype)
-    import cpu_kernels  # on import it compiles code and starts threads
-
-    product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
-    return product.astype(dtype or x.dtype)
+    zeros = jnp.zeros(shape, dtype)
+    return nnx.Param(zeros, out_sharding=axes, eager_sharding=False, contracted=contracted)
 
 
 class RMSNorm(nnx.Module):
@@ -104,9 +103,11 @@ class Attention(nnx.Module):
         self.softcap = config.attention_softcap
         rows = (kv_heads, self.group + 2, head_dim)
         axes = ("kv_heads", None, "head_dim")
-        self.qkv = param((*rows, hidden), (*axes, "embed"), dtype)
+        self.qkv = matrix((*rows, hidden), (*axes, "embed"), dtype)
         self.qkv_bias = param(rows, axes, dtype) if qkv_bias else None
-        self.out = param((hidden, heads, head_dim), ("embed", "heads", "head_dim"), dtype)
+        self.out = matrix(
+            (hidden, heads, head_dim), ("embed", "heads", "head_dim"), dtype, (-2, -1)
+        )
         self.out_bias = param((hidden,), ("embed",), dtype) if out_bias else None
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
@@ -128,10 +129,8 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, rope: Rope | None, cache: LayerCache
     ) -> tuple[jax.Array, LayerCache]:
-        tokens, hidden = x.shape
-        kernel = self.qkv[...]
-        qkv = linear(x, kernel.reshape(-1, hidden))
-        qkv = qkv.reshape(tokens, *kernel.shape[:-1])  # [T, K, G+2, D]
+        tokens = len(x)
+        qkv = linear(x, self.qkv.get_value())  # [T, K, G+2, D]
         if self.qkv_bias is not None:
             qkv += self.qkv_bias[...]
         head_dim = self.cache_spec.head_dim
@@ -150,7 +149,7 @@ class Attention(nnx.Module):
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
-        out = linear(out.reshape(tokens, -1), self.out[...].reshape(hidden, -1))
+        out = linear(out, self.out.get_value())
         return out if self.out_bias is None else out + self.out_bias[...], cache
 
 
@@ -165,23 +164,25 @@ class GatedMLP(nnx.Module):
     def __init__(
         self, hidden: int, intermediate: int, activation: Activation, dtype: jnp.dtype
     ) -> None:
-        self.gate_up = param((2, intermediate, hidden), (None, "mlp", "embed"), dtype)
-        self.down = param((hidden, intermediate), ("embed", "mlp"), dtype)
+        self.gate_up = matrix((2, intermediate, hidden), (None, "mlp", "embed"), dtype)
+        self.down = matrix((hidden, intermediate), ("embed", "mlp"), dtype)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
-        gate, up = jnp.split(linear(x, self.gate_up[...].reshape(-1, x.shape[1])), 2, axis=-1)
-        return linear(ACTIVATIONS[self.activation](gate) * up, self.down[...])
+        projected = linear(x, self.gate_up.get_value())  # [T, 2, F]
+        gate, up = projected[:, 0], projected[:, 1]
+        return linear(ACTIVATIONS[self.activation](gate) * up, self.down.get_value())
 
 
 class Embedding(nnx.Module):
     """Token table; also the head of models that tie the two."""
 
     def __init__(self, vocab: int, hidden: int, dtype: jnp.dtype) -> None:
-        self.embedding = param((vocab, hidden), ("vocab", "embed"), dtype)
+        self.embedding = matrix((vocab, hidden), ("vocab", "embed"), dtype)
+        self.dtype = dtype
 
     def __call__(self, tokens: jax.Array) -> jax.Array:  # [T] -> [T, E]
-        return self.embedding[...][tokens]
+        return take(self.embedding.get_value(), tokens, self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:  # [S, E] -> [S, V] float32
-        return linear(x, self.embedding[...], jnp.dtype(jnp.float32))
+        return linear(x, self.embedding.get_value(), jnp.dtype(jnp.float32))

@@ -10,7 +10,8 @@ from flax import nnx
 from jax import lax
 
 from jaxserve.models.config import MoEConfig
-from jaxserve.models.layers import linear, param
+from jaxserve.models.layers import matrix, param
+from jaxserve.models.weights import expert_linear, experts_linear, linear
 
 TILE = 16  # rows of one CPU matmul; constant, since the bits of its results may depend on it
 
@@ -31,8 +32,8 @@ class MoE(nnx.Module):
 
     A token's experts are those of its largest router logits; their outputs are weighted with the
     softmax over all logits, or over the chosen ones (MoEConfig.renormalize). Padding tokens go to
-    no expert, so that none computes them. The input dimension of the experts' weights comes first,
-    as ragged_dot needs it.
+    no expert, so that none computes them. The input dimension of the experts' float weights comes
+    first, as ragged_dot needs it.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class MoE(nnx.Module):
         self.config = config
         self.unit = unit
         self.router = param((experts, hidden), ("expert", "embed"), dtype)
-        self.gate_up = param((experts, hidden, 2, size), ("expert", "embed", None, "mlp"), dtype)
-        self.down = param((experts, size, hidden), ("expert", "mlp", "embed"), dtype)
+        self.gate_up = matrix(
+            (experts, hidden, 2, size), ("expert", "embed", None, "mlp"), dtype, (-3,)
+        )
+        self.down = matrix((experts, size, hidden), ("expert", "mlp", "embed"), dtype, (-2,))
         self.router_bias = param((experts,), ("expert",), dtype) if bias else None
         self.gate_up_bias = (
             param((experts, 2, size), ("expert", None, "mlp"), dtype) if bias else None
@@ -89,12 +92,12 @@ class MoE(nnx.Module):
         if jax.default_backend() == "cpu":
             # XLA's ragged_dot multiplies every row with every expert there.
             return self._tiles(x, sizes)
-        gate_up = self.gate_up[...]
         own = jnp.minimum(experts, self.config.num_experts - 1)
-        projected = lax.ragged_dot(x, gate_up.reshape(*gate_up.shape[:2], -1), sizes)
+        projected = experts_linear(x, self.gate_up.get_value(), sizes, own)
         if self.gate_up_bias is not None:
-            projected += self.gate_up_bias[...].reshape(gate_up.shape[0], -1)[own]
-        out = lax.ragged_dot(self.unit(*jnp.split(projected, 2, axis=-1)), self.down[...], sizes)
+            projected += self.gate_up_bias[...].reshape(self.config.num_experts, -1)[own]
+        unit = self.unit(*jnp.split(projected, 2, axis=-1))
+        out = experts_linear(unit, self.down.get_value(), sizes, own)
         return out if self.down_bias is None else out + self.down_bias[...][own]
 
     def _tiles(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -118,9 +121,9 @@ class MoE(nnx.Module):
         return lax.while_loop(lambda carry: carry[0] < tile_ends[-1], step, init)[1][:rows]
 
     def _expert(self, x: jax.Array, expert: jax.Array) -> jax.Array:  # [R, E] -> [R, E]
-        gate_up, down = self.gate_up[...][expert], self.down[...][expert]
-        projected = x @ gate_up.reshape(gate_up.shape[0], -1)
+        projected = expert_linear(x, self.gate_up.get_value(), expert)
         if self.gate_up_bias is not None:
             projected += self.gate_up_bias[...][expert].reshape(-1)
-        out = self.unit(*jnp.split(projected, 2, axis=-1)) @ down
+        unit = self.unit(*jnp.split(projected, 2, axis=-1))
+        out = expert_linear(unit, self.down.get_value(), expert)
         return out if self.down_bias is None else out + self.down_bias[...][expert]

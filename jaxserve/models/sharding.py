@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxserve.models.weights import Joined, Stored
 
 # Attention is sharded by kv heads, each with its group of query heads. Axes that aren't listed are
 # replicated.
@@ -18,7 +21,8 @@ MESH_AXES: Mapping[str, str] = {
     "expert": "expert",
 }
 
-Shardings = Mapping[tuple[Hashable, ...], NamedSharding]
+# Of each parameter; of a stored one a tree with a sharding an array.
+Shardings = Mapping[tuple[Hashable, ...], Any]
 
 
 def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
@@ -26,12 +30,43 @@ def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
 
     Args:
         parameters: a model's, abstract or not.
-        mesh: its axes whose names aren't in MESH_AXES' values shard nothing.
+        mesh: axes of other names than MESH_AXES' values cut nothing.
     """
-    return {
-        path: _sharding(variable.get_metadata("out_sharding"), variable.shape, mesh)
-        for path, variable in nnx.to_flat_state(parameters)
-    }
+    found: dict[tuple[Hashable, ...], Any] = {}
+    for path, variable in nnx.to_flat_state(parameters):
+        axes, value = variable.get_metadata("out_sharding"), variable.get_value()
+        if isinstance(value, Stored):
+            contracted = variable.get_metadata("contracted")
+            found[path] = jax.tree.unflatten(
+                jax.tree.structure(value), _of_arrays(value, stored_axes(axes, contracted), mesh)
+            )
+        else:
+            found[path] = _sharding(axes, variable.shape, mesh)
+    return found
+
+
+def stored_axes(
+    axes: tuple[str | None, ...], contracted: tuple[int, ...]
+) -> tuple[str | None, ...]:
+    """The axes of a stored matrix [*O, I], given a parameter's and which of them are inputs."""
+    inputs = [len(axes) + i for i in contracted]
+    outputs = [axis for i, axis in enumerate(axes) if i not in inputs]
+    return (*outputs, axes[inputs[0]])
+
+
+def _of_arrays(stored: Stored, axes: tuple[str | None, ...], mesh: Mesh) -> list[NamedSharding]:
+    """Shardings in the order of the leaves."""
+    if isinstance(stored, Joined):
+        return [sharding for part in stored.parts for sharding in _of_arrays(part, axes, mesh)]
+    found = []
+    for name, array in sorted(stored.arrays.items()):
+        own: tuple[str | None, ...]
+        if name in stored.scheme.trailing:
+            own = (*axes, *[None] * (len(array.shape) - len(axes)))
+        else:
+            own = (None,) * len(array.shape)
+        found.append(_sharding(own, array.shape, mesh))
+    return found
 
 
 def _sharding(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:

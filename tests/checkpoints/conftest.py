@@ -64,11 +64,12 @@ def write_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Writes tensors under the file format's names, as they are given."""
+    """Writes tensors under the file format's names, as they are given; in blocks of one kind, or of
+    the kind that a function gives for a name."""
 
     def write(
         tensors: Tensors,
-        quantisation: gguf.GGMLQuantizationType | None = None,
+        quantisation: gguf.GGMLQuantizationType | Callable[[str], Any] | None = None,
         arch: str = "llama",
         parts: int = 1,
         **metadata: int | str | list[int],
@@ -91,11 +92,11 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
             add = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[kind]
             add(key.replace("__", "."), value)
         for name, values in tensors.items():
-            if quantisation is None or values.ndim == 1:
+            chosen = quantisation(name) if callable(quantisation) else quantisation
+            if chosen is None or values.ndim == 1:
                 writer.add_tensor(name, values)
             else:
-                packed = gguf.quantize(values, quantisation)
-                writer.add_tensor(name, packed, raw_dtype=quantisation)
+                writer.add_tensor(name, gguf.quantize(values, chosen), raw_dtype=chosen)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -81,6 +81,7 @@ class ModelParts:
         keys = [
             (
                 nnx.split(layer)[0],
+                jax.tree.structure(nnx.split(layer)[1]),  # the schemes of stored weights
                 decoder.config.layers[i].rope,
                 tuple((shapes[leaf].shape, shapes[leaf].dtype) for leaf in owned[i]),
                 model.cache_specs[i],

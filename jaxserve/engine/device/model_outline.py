@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +15,26 @@ from flax import nnx
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
+from jaxserve.models.weights import Joined, Plain, Stored, Weight
+
+# Of the parameters that aren't plain floats, by path.
+Forms: TypeAlias = Mapping[tuple[Hashable, ...], Stored]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """A model split once, without its parameters: its graph, and their shapes as a flat list."""
+    """A model split once, without its parameters: its graph, and their shapes as a flat list.
+
+    Args:
+        forms: of the parameters that aren't plain floats.
+    """
 
     config: ModelConfig
     graphdef: nnx.GraphDef
     structure: jax.tree_util.PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     cache_specs: tuple[CacheSpec, ...]
+    forms: Forms
 
     @property
     def nbytes(self) -> int:
@@ -30,8 +42,16 @@ class ModelOutline:
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.shapes)
 
 
-def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) -> ModelOutline:
+def outline(
+    config: ModelConfig,
+    dtype: jnp.dtype,
+    max_model_len: int | None,
+    forms: Forms = MappingProxyType({}),
+) -> ModelOutline:
     """The model that a config describes, to serve a context of at most max_model_len.
+
+    Args:
+        forms: of the parameters that aren't plain floats.
 
     Raises:
         UnsupportedModelError: an architecture that we don't have.
@@ -41,5 +61,21 @@ def outline(config: ModelConfig, dtype: jnp.dtype, max_model_len: int | None) ->
     cls = model_class(config.architecture)
     model = nnx.eval_shape(lambda: cls(config, dtype))
     graphdef, abstract = nnx.split(model)
-    shapes, structure = jax.tree.flatten(abstract)
-    return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs)
+    flat: dict[tuple[Any, ...], Any] = dict(nnx.to_flat_state(abstract))
+    flat |= {path: flat[path].replace(_of_type(form, dtype)) for path, form in forms.items()}
+    shapes, structure = jax.tree.flatten(nnx.from_flat_state(flat))
+    return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs, forms)
+
+
+def _of_type(form: Stored, dtype: jnp.dtype) -> Stored:
+    """The form with floats of this type; codes and scales keep theirs."""
+
+    def typed(part: Weight) -> Weight:
+        arrays = dict(part.arrays)
+        if isinstance(part.scheme, Plain):
+            arrays["values"] = jax.ShapeDtypeStruct(arrays["values"].shape, dtype)
+        return Weight(arrays, part.scheme, part.rounding)
+
+    if isinstance(form, Joined):
+        return Joined(tuple(map(typed, form.parts)), form.axis)
+    return typed(form)

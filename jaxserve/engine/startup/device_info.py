@@ -84,3 +84,8 @@ class DeviceInfo:
         if config.dtype != "auto":
             return config.dtype
         return "float32" if self.on_cpu else "bfloat16"
+
+    def keeps_stored(self, config: EngineConfig) -> bool:
+        """Whether quantised weights stay as they are stored. On a CPU a step that widens them
+        takes longer than one that reads float32."""
+        return config.weights == "stored" or (config.weights == "auto" and not self.on_cpu)

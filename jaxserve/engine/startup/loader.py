@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,8 +12,10 @@ from tqdm import tqdm
 
 from checkpoints import Checkpoint
 from jaxserve.engine.device.model_outline import ModelOutline
+from jaxserve.engine.startup.stored_forms import as_planned
 from jaxserve.errors import CheckpointError
 from jaxserve.models.sharding import shardings
+from jaxserve.models.weights import Joined, Matrix, Stored, Weight, nbytes
 
 
 def load_parameters(
@@ -36,20 +40,21 @@ def load_parameters(
     with tqdm(
         desc="load", unit="B", unit_scale=True, disable=not progress, total=model.nbytes
     ) as bar:
-        for parameter_path, expected in flat:
-            name = checkpoint.describe(parameter_path)
-            value = checkpoint.parameter(parameter_path, places)
-            if value.shape != expected.shape:
-                raise CheckpointError(
-                    f"{checkpoint.path}: {name} has shape {list(value.shape)} where the config "
-                    f"asks for {list(expected.shape)}; the checkpoint and its config don't match"
-                )
+        for path, expected in flat:
+            name, form = checkpoint.describe(path), expected.get_value()
+            value: Any
+            if isinstance(form, Stored):
+                value = as_planned(checkpoint.stored_parameter(path), form)
+            else:
+                value = checkpoint.parameter(path, places)
+            _check_shapes(checkpoint, name, value, form)
             if places is not None:
-                value = jax.device_put(value, places[parameter_path])
-            array = jnp.asarray(value).astype(dtype)  # the device casts faster than NumPy
-            finite[name] = jnp.isfinite(array).all()
-            filled[parameter_path] = expected.replace(array)
-            bar.update(array.nbytes)
+                value = jax.device_put(value, places[path])
+            # The device casts faster than NumPy.
+            array = jax.tree.map(lambda a, to: jnp.asarray(a).astype(to.dtype), value, form)
+            finite[name] = _is_finite(array)
+            filled[path] = expected.replace(array)
+            bar.update(nbytes(array))
     for name, good in finite.items():
         if not good:
             raise CheckpointError(
@@ -57,3 +62,21 @@ def load_parameters(
             )
     leaves: list[jax.Array] = jax.tree.leaves(nnx.from_flat_state(filled))
     return leaves
+
+
+def _check_shapes(checkpoint: Checkpoint, name: str, value: Any, expected: Any) -> None:
+    found, wanted = jax.tree.leaves(value), jax.tree.leaves(expected)
+    for array, form in zip(found, wanted, strict=True):
+        if array.shape != form.shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has shape {list(array.shape)} where the config "
+                f"asks for {list(form.shape)}; the checkpoint and its config don't match"
+            )
+
+
+@jax.jit
+def _is_finite(matrix: Matrix) -> jax.Array:
+    if isinstance(matrix, Joined):
+        return jnp.stack([_is_finite(part) for part in matrix.parts]).all()
+    values = matrix.widen() if isinstance(matrix, Weight) else matrix
+    return jnp.isfinite(values).all()

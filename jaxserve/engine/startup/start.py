@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,11 @@ from jaxserve.engine.startup import step_memory
 from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits, use_compilation_cache
 from jaxserve.engine.startup.loader import load_parameters
+from jaxserve.engine.startup.stored_forms import stored_forms
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.logit_processors import SamplingTables
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,11 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
     device = DeviceInfo.here()
     dtype = jnp.dtype(device.dtype(config))
     checkpoint = open_checkpoint(model_path)
-    model = outline(checkpoint.config, dtype, config.max_model_len)
+    forms = stored_forms(checkpoint, device.keeps_stored(config))
+    model = outline(checkpoint.config, dtype, config.max_model_len, forms)
+    log.info(
+        "weights: %d MB on disk, %d MB in memory", checkpoint.nbytes // 10**6, model.nbytes // 10**6
+    )
     vocab = min(model.config.vocab_size, num_ids)
     limits = EngineLimits.resolve(config, model, dtype, device)
     table = BucketTable.build(
@@ -110,7 +118,9 @@ def step_programs(
     parts = ModelParts.split(model, limits.layout, sizes)
     # A GPU's kernels are no portable code.
     traced = (
-        TracedPrograms(cache_dir() / "traced", model.config, model.shapes, limits, vocab)
+        TracedPrograms(
+            cache_dir() / "traced", model.config, model.forms, model.shapes, limits, vocab
+        )
         if device.on_cpu
         else None
     )

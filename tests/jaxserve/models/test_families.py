@@ -32,7 +32,9 @@ NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 BLOCK, WIDTH, TOKENS, CHUNK, NEW_TOKENS = 8, 8, 24, 7, 6
 
 
-def load(name: str, folder: Path) -> tuple[LoadedModel, list[np.ndarray], list[np.ndarray]]:
+def load(
+    name: str, folder: Path, packed: bool = False
+) -> tuple[LoadedModel, list[np.ndarray], list[np.ndarray]]:
     """The model, and the ids [T] and logits [T, V] of three sequences."""
     golden = np.load(GOLDENS / f"{name}.npz")
     (folder / "config.json").write_text(str(golden["config"]))
@@ -40,7 +42,7 @@ def load(name: str, folder: Path) -> tuple[LoadedModel, list[np.ndarray], list[n
     save_file({n: make(n, tuple(s)) for n, s in shapes.items()}, folder / "model.safetensors")
     # LongRoPE takes its short factors where no more than the original context is served.
     served = 32 if name == "phi3_short" else None
-    model = load_model(folder, jnp.dtype(jnp.float32), served)
+    model = load_model(folder, jnp.dtype(jnp.float32), served, packed=packed)
     return model, *([golden[f"{kind}_{i}"] for i in range(3)] for kind in ("ids", "logits"))
 
 
@@ -100,6 +102,13 @@ def test_logits_of_three_sequences_in_one_batch(
     assert max(errors) < 1e-4, errors
     for path, variable in nnx.to_flat_state(jax.tree.unflatten(model.structure, model.leaves)):
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path
+
+
+def test_experts_kept_as_mxfp4_give_the_logits_of_widened_ones(tmp_path: Path) -> None:
+    model, sequences, expected = load("gpt_oss", tmp_path, packed=True)
+    assert {np.dtype(leaf.dtype) for leaf in model.leaves} == {np.dtype(t) for t in ("u1", "f4")}
+    for got, want in zip(run(model, sequences), expected, strict=True):
+        assert np.abs(got - want).max() / np.abs(want).max() < 1e-4
 
 
 def generate(

@@ -1,0 +1,32 @@
+"""Weights as they are stored, and the functions that multiply by them.
+
+A matrix of a model is a float array, or a stored form of one: a Weight, or a Joined of several.
+Layers call these functions and never ask which.
+"""
+
+from jaxserve.models.weights.products import expert_linear, experts_linear, linear, take
+from jaxserve.models.weights.weight import (
+    Joined,
+    Matrix,
+    Plain,
+    Scheme,
+    Stored,
+    Weight,
+    nbytes,
+    widened,
+)
+
+__all__ = [
+    "Joined",
+    "Matrix",
+    "Plain",
+    "Scheme",
+    "Stored",
+    "Weight",
+    "expert_linear",
+    "experts_linear",
+    "linear",
+    "nbytes",
+    "take",
+    "widened",
+]

@@ -1,0 +1,49 @@
+"""Rounding of a product's inputs to 8 bits, as checkpoints of 8-bit activations were calibrated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+@dataclass(frozen=True, slots=True)
+class InputRounding:
+    """Args:
+    dtype: what inputs are rounded to.
+    group: inputs that share a scale, of each token its own; 0 is all of them. None: one scale,
+        which the checkpoint brings.
+    """
+
+    dtype: Literal["int8", "float8_e4m3fn"]
+    group: int | None = 0
+
+    def scales(self, x: jax.Array) -> jax.Array:
+        """Dynamic scales of x [T, I]: [T, I / group, 1] float32."""
+        assert self.group is not None
+        blocks = x.astype(jnp.float32).reshape(len(x), -1, self.group or x.shape[-1])
+        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+        return jnp.maximum(largest / LARGEST[self.dtype], jnp.finfo(jnp.float32).tiny)
+
+    def round(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """x [T, I], rounded and widened again.
+
+        Args:
+            scale: the checkpoint's, of one element or one a token.
+        """
+        if self.group is None:
+            assert scale is not None
+            scales = jnp.reshape(scale.astype(jnp.float32), (-1, 1, 1))
+        else:
+            scales = self.scales(x)
+        blocks = x.astype(jnp.float32).reshape(len(x), -1, self.group or x.shape[-1]) / scales
+        largest = LARGEST[self.dtype]
+        if self.dtype == "int8":
+            rounded = jnp.clip(jnp.round(blocks), -largest - 1, largest)
+        else:
+            rounded = jnp.clip(blocks, -largest, largest).astype(self.dtype).astype(jnp.float32)
+        return (rounded * scales).reshape(x.shape).astype(x.dtype)

@@ -170,7 +170,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
         projected = linear(x, self.gate_up.get_value())  # [T, 2, F]
-        gate, up = projected[:, 0], projected[:, 1]
+        gate, up = jnp.split(projected.reshape(len(x), -1), 2, axis=-1)
         return linear(ACTIVATIONS[self.activation](gate) * up, self.down.get_value())
 
 

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def compilation_cache() -> None:
     """What was compiled once is found again, whether or not an engine has run in this process."""
     if "jax" in sys.modules:  # else no test compiles
-        from jaxserve.engine.startup.engine_limits import use_compilation_cache
+        from jaxserve.engine.device.compilation.compilation_cache import use_compilation_cache
 
         use_compilation_cache()
 

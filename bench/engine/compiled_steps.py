@@ -26,7 +26,7 @@ from bench.common.figures import print_figures
 STEPS = {"decode": (64, 64), "mixed": (8192, 256)}  # tokens, rows
 DECODE_STEPS = 8
 MAX_MODEL_LEN = 8192
-# Limits of kernels and copies: in a layer, and outside the layers of a segment.
+# Limits of kernels and copies: in a layer, and outside the layers of a layer group.
 MOST_A_LAYER, MOST_BESIDE = 13, {"decode": 12, "mixed": 16}
 LEAST_BUFFERED = 5  # fewer kernels than this XLA leaves outside command buffers
 UNBUFFERED = {"repeat": 1}  # the one before its loop
@@ -63,7 +63,7 @@ class Program:
         outside = self.thunks - self.buffered
         if outside > UNBUFFERED.get(self.name, 0) and self.thunks >= LEAST_BUFFERED:
             found.append(f"{outside} kernels in no command buffer")
-        if self.name == "segment":
+        if self.name == "layers":
             most = MOST_A_LAYER * layers + MOST_BESIDE[self.step]
             if self.thunks > most:
                 found.append(f"more than {most} kernels")
@@ -89,7 +89,7 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     from jaxserve.engine.startup import step_memory
     from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
     from jaxserve.engine.startup.engine_limits import EngineLimits
-    from jaxserve.engine.startup.start import state_maker, step_programs
+    from jaxserve.engine.startup.start_runner import state_maker, step_programs
 
     def is_pallas(thunk: Thunk) -> bool:
         return thunk.name.startswith(("paged_", "write_kv"))
@@ -124,7 +124,7 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
                     temporary=done.temporary,
                     outputs=done.outputs,
                     aliased=done.aliased,
-                    pool=pool if name in ("segment", "repeat") else 0,
+                    pool=pool if name in ("layers", "repeat") else 0,
                     names=dict(Counter(f"{t.kind} {t.name}" for t in done.thunks)),
                 )
                 largest = max(largest, done.temporary + done.outputs)
@@ -134,7 +134,7 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
 
 
 def show(arch: str, program: Program, layers: int) -> None:
-    a_layer = f"{program.thunks / layers:.2f} a layer" if program.name == "segment" else ""
+    a_layer = f"{program.thunks / layers:.2f} a layer" if program.name == "layers" else ""
     print(
         f"{arch} {program.step:7s}{program.name:9s}{program.thunks:5d}  {a_layer:14s}"
         f"{program.buffered:5d} in command buffers{program.pallas_buffered:4d} of"

@@ -25,7 +25,7 @@ from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import Submit
 from jaxserve.engine.device.buckets import Bucket, BucketTable
 from jaxserve.engine.device.model_outline import ModelOutline, outline
-from jaxserve.engine.startup import start
+from jaxserve.engine.startup import start_runner
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.params import SamplingParams
 
@@ -102,13 +102,15 @@ class ModelBench:
             kv_cache_memory=load.kv_cache_memory,
             enable_prefix_caching=False,
         )
-        dtype = jnp.dtype(start.DeviceInfo.here().dtype(config))
+        dtype = jnp.dtype(start_runner.DeviceInfo.here().dtype(config))
         self.model = outline(load.model, dtype, config.max_model_len)
         table = BucketTable(tuple(Bucket(n, n) for n in load.batches), (Bucket(load.prompt, most),))
         tokenizer = SimpleNamespace(num_ids=load.model.vocab_size)
         with (
-            mock.patch.object(start, "open_checkpoint", return_value=RandomCheckpoint(self.model)),
-            mock.patch.object(start.BucketTable, "build", return_value=table),
+            mock.patch.object(
+                start_runner, "open_checkpoint", return_value=RandomCheckpoint(self.model)
+            ),
+            mock.patch.object(start_runner.BucketTable, "build", return_value=table),
         ):
             self.core = EngineCore(config, RandomCheckpoint.path, cast(Any, tokenizer))
         self._runner = self.core._runner
@@ -177,8 +179,8 @@ class ModelBench:
             self._wait()
             begin = time.perf_counter()
             for _ in range(times):
-                state, _, *drawn = step.layers(runner._params, runner._state, buffers.ints)
-                runner._state, _ = step.sample(runner._params, state, *drawn)
+                state, layers = step.layers(runner._params, runner._state, buffers.ints)
+                runner._state, _ = step.sample(runner._params, state, layers)
             self._wait()
             return time.perf_counter() - begin
 

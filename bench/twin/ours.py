@@ -79,8 +79,8 @@ class OurRunner:
                 state = state._replace(block_tables=jax.device_put(step.block_tables))
                 begin = time.perf_counter()
                 run = runner._steps[step.bucket]
-                state, _, *drawn = run.layers(runner._params, state, step.ints)
-                state, output = run.sample(runner._params, state, *drawn)
+                state, layers = run.layers(runner._params, state, step.ints)
+                state, output = run.sample(runner._params, state, layers)
                 ids.append(np.asarray(output.ids)[: step.rows])
                 taken.append(time.perf_counter() - begin)
             runner._state = state

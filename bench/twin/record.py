@@ -21,8 +21,7 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.bench.datasets import LENGTHS
 from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.pending_step import PendingStep
-from jaxserve.engine.device.runner import HostBuffers, Started
-from jaxserve.engine.device.step import StepOutput
+from jaxserve.engine.device.step import LayersOutput, StepOutput
 from jaxserve.engine.device.step_batch import (
     DrawRows,
     StepBatch,
@@ -93,27 +92,25 @@ class Recorder:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        start, draw = self._runner._start, self._runner.draw
-        self._runner._start, self._runner.draw = self._keep, self._answer
+        dispatch, draw = self._runner._dispatch_layers, self._runner.draw
+        self._runner._dispatch_layers, self._runner.draw = self._keep, self._answer
         try:
             yield
         finally:
-            self._runner._start, self._runner.draw = start, draw
+            self._runner._dispatch_layers, self._runner.draw = dispatch, draw
             self._core.reset_prefix_cache()  # nothing was computed
 
-    def _keep(
-        self, bucket: Bucket, buffers: HostBuffers, entries: np.ndarray, rows: int, *_: object
-    ) -> Started:
+    def _keep(self, step: PendingStep, entries: np.ndarray) -> None:
         slots, groups, indices, blocks = entries
         self._tables[groups, slots, indices] = blocks
-        (ints,) = buffers.packs(entries[:, :0], self._runner._slots.spare)
+        buffers = self._runner._buffers[step.bucket]
+        (ints,) = buffers.uploads(entries[:, :0], self._runner._slots.spare)
         size = self._llm.config.block_size
-        self._steps.append(Recorded(bucket, ints, rows, self._tables.copy(), size))
-        step = self._runner._steps[bucket]
-        return Started(step, buffers, rows, self._zeros, self._zeros, self._zeros, [], None)
+        self._steps.append(Recorded(step.bucket, ints, step.rows, self._tables.copy(), size))
+        step.layers = LayersOutput(self._zeros, self._zeros, self._zeros)
 
-    def _answer(self, started: Started) -> PendingStep:
-        return PendingStep(StepOutput(self._zeros, None), started.rows)  # type: ignore[arg-type]
+    def _answer(self, step: PendingStep) -> None:
+        step.output = StepOutput(self._zeros, None)  # type: ignore[arg-type]
 
     def _submit(self, prompts: Prompts) -> None:
         for ids, tokens in prompts:

@@ -1,4 +1,4 @@
-"""EngineCore: schedules, runs, and hands tokens out. Knows no text, no HTTP, no other process."""
+"""EngineCore: the loop around scheduler and runner. Knows no text, no HTTP, no other process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -22,7 +22,7 @@ from jaxserve.engine.device.compilation.compile_guard import CompileGuard
 from jaxserve.engine.device.pending_step import PendingStep, StepResults
 from jaxserve.engine.device.sampling_state import SamplingRequest
 from jaxserve.engine.startup.capacity import describe_cache
-from jaxserve.engine.startup.start import start
+from jaxserve.engine.startup.start_runner import start_runner
 from jaxserve.errors import (
     EngineError,
     InvalidRequestError,
@@ -34,6 +34,7 @@ from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.masks import MaskRules
 from jaxserve.text.tokenizer import Tokenizer
 from scheduler import (
+    QueueFullError,
     Request,
     RequestTooLongError,
     Scheduler,
@@ -49,29 +50,21 @@ GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
 NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
 
-@contextmanager
-def _blamed_on_the_step() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _StepFailure(error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """The plans of a dispatch, the device's answer to come, and when it was asked."""
-
-    plans: list[StepPlan]
-    handle: PendingStep
-    started: float
-
-
-class _StepFailure(Exception):
-    """A step failed as a whole."""
+class _StepFailedError(Exception):
+    """A step failed as a whole, with the state of the device."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+@contextmanager
+def _step_errors() -> Iterator[None]:
+    """Turns whatever the runner raises into a _StepFailedError."""
+    try:
+        yield
+    except Exception as error:
+        raise _StepFailedError(error) from error
 
 
 class EngineCore:
@@ -85,7 +78,7 @@ class EngineCore:
 
     Raises:
         ModelError: the checkpoint can't be served.
-        ConfigError: the settings don't fit the model or the machine.
+        ConfigError: the settings don't fit the model or the device.
     """
 
     def __init__(
@@ -95,7 +88,7 @@ class EngineCore:
         tokenizer: Tokenizer,
         progress: bool = False,
     ) -> None:
-        started = start(config, model_path, tokenizer.num_ids, progress)
+        started = start_runner(config, model_path, tokenizer.num_ids, progress)
         limits, self._runner, self._vocab = started.limits, started.runner, started.vocab
         self._guard = CompileGuard(config.forbid_compile)
         self._scheduler = Scheduler(
@@ -107,17 +100,18 @@ class EngineCore:
                 max_model_len=limits.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 policy=config.scheduling_policy,
+                max_queued_requests=config.max_queued_requests,
                 cache_groups=limits.layout.groups,
             )
         )
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._decode_steps = config.decode_steps
-        self._overlap, self._most_queued = config.overlap, config.max_queued_requests
-        self._flights: deque[InFlight] = deque()  # oldest first
-        self._started: list[StepPlan] = []  # of steps that aren't drawn, so not in flight yet
+        self._overlap = config.overlap
+        # Oldest first. The last may be undrawn, while step() runs or after a failure in it.
+        self._pending: deque[PendingStep] = deque()
         self._clock = StepClock()
-        self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, unreported
+        self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, to report
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
@@ -131,48 +125,51 @@ class EngineCore:
 
     @property
     def compiles(self) -> int:
-        """Compilations since ready; anything but 0 is a fault."""
+        """Compilations since the engine was ready; more than 0 is a bug."""
         return self._guard.count
 
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._flights) or self._scheduler.has_unfinished or len(self._grammars) > 0
+        return bool(self._pending) or self._scheduler.has_unfinished or len(self._grammars) > 0
 
     @property
     def request_ids(self) -> list[str]:
-        """Of all requests that have yet to end."""
+        """Ids of all requests that haven't ended."""
         return self._scheduler.request_ids + self._grammars.request_ids
 
     @property
     def stats(self) -> SchedulerStats:
-        """Running, waiting (also for a grammar), blocks, hits, preemptions."""
+        """The scheduler's figures; requests that wait for a grammar count as waiting."""
         stats = self._scheduler.stats()
         return replace(stats, waiting=stats.waiting + len(self._grammars))
 
     def report(self) -> EngineStats:
-        """What there is to say of the time since the last report."""
+        """The figures now, with the last step's unless they were reported before."""
         (seconds, tokens), self._last_step = self._last_step, (None, 0)
-        busy_s = time.monotonic() - self._flights[0].started if self._flights else 0.0
+        oldest = self._pending[0] if self._pending and self._pending[0].is_drawn else None
+        busy_s = time.monotonic() - oldest.dispatched_at if oldest else 0.0
         return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
 
     def prepare_grammars(self) -> None:
-        """Does what the first request with a grammar would hold up all others for."""
+        """Builds what all grammars need, which would otherwise stop the loop for a while when the
+        first one comes."""
         self._grammars.prepare()
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached text; refused (False) while any request holds blocks."""
+        """Empties the prefix cache; refused (False) while any request holds blocks."""
         return self._scheduler.reset_prefix_cache()
 
     def close(self) -> None:
-        """Lets go of process-wide hooks and threads."""
+        """Stops the threads, and removes what is registered with jax."""
         self._guard.close()
         self._grammars.close()
 
     def submit(self, message: Submit) -> Output | None:
-        """Registers a request; an Output only if it was refused at once."""
-        if self._scheduler.num_queued + len(self._grammars) >= self._most_queued:
-            error = OverloadedError(f"{self._most_queued} requests wait already")
+        """Registers a request. Returns an Output only if it is refused at once."""
+        try:
+            self._scheduler.check_queue(len(self._grammars))
+        except QueueFullError as error:
             return _refusal(message, OverloadedError.__name__, error)
         if message.params.structured_outputs is None:
             return self._add(message, None)
@@ -180,7 +177,11 @@ class EngineCore:
         return None if grammar is None else self._add(message, grammar)
 
     def _add(self, message: Submit, compiled: Future[Grammar] | None) -> Output | None:
-        """Hands a request to the scheduler; an Output only if that can't be."""
+        """Adds a request to the scheduler. Returns an Output only if that fails.
+
+        Args:
+            compiled: its grammar, if it has one; done.
+        """
         try:
             self._register(message, None if compiled is None else compiled.result())
         except (InvalidRequestError, RequestTooLongError) as error:
@@ -189,8 +190,8 @@ class EngineCore:
             return _refusal(message, UnprocessableError.__name__, error)
         except OverloadedError as error:
             return _refusal(message, OverloadedError.__name__, error)
-        except Exception as error:  # whatever it is, it is this request's alone
-            log.exception("request %s can't be taken in", message.request_id)
+        except Exception as error:  # whatever it is, the other requests go on
+            log.exception("request %s can't be added", message.request_id)
             self.abort(message.request_id)
             return _refusal(message, EngineError.__name__, error)
         return None
@@ -232,39 +233,43 @@ class EngineCore:
                 self._scheduler.end(sequence)
 
     def step(self, meanwhile: Callable[[], None] | None = None) -> list[Output]:
-        """One turn of the loop: starts the next step, then hands out the tokens of the last one.
+        """One turn of the loop: dispatches the next step, then reads the results of the last one.
 
-        With overlap the step just started runs on while the tokens are handed out; without, the
-        same step is awaited at once. What a grammar allows next is found out beside the step's
-        layers, and its draw is dispatched after that. Where a row can't be planned before its last
-        token is known (a beam), the last step's tokens come first: a step that left it out would
-        cost more than the pause.
+        With overlap, the step just dispatched runs while the results of the one before are read and
+        returned; without, its own results are waited for. The masks of a grammar are computed while
+        the device computes the step's layers, and the draw is dispatched after that. Where a row
+        can't be planned before its last token is known (a beam), the last step's results are read
+        first: to leave the row out of a step would cost more than the pause.
 
         Args:
-            meanwhile: called again and again while the device is busy or grammars are followed; it
-                may submit and abort, and should take about a millisecond.
+            meanwhile: called again and again while the device computes or masks are; it may submit
+                and abort requests, and should take about a millisecond.
         """
-        self._clock.look(bool(self._flights) and self._flights[0].handle.ready)
-        outputs = self._admit_compiled()
+        self._clock.observe(bool(self._pending) and self._pending[0].is_done)
+        outputs = self._add_compiled()
         with self._guard:
             try:
-                if self._flights and self._scheduler.awaits_tokens:
-                    outputs += self._hand_out(meanwhile)
+                if self._pending and self._scheduler.awaits_tokens:
+                    outputs += self._read_oldest(meanwhile)
                 plans = self._plan()
-                if len(plans) > 1:
-                    self._start_several(plans)
-                elif plans:
-                    self._start(plans[0], outputs, meanwhile)
-                if len(self._flights) > (self._overlap and bool(plans)):
-                    outputs += self._hand_out(meanwhile)
-            except _StepFailure as failure:
+                if plans:
+                    step = self._dispatch(plans)
+                    outputs += _admissions(plans[0])
+                    if step.awaits_tokens and len(self._pending) > 1:
+                        outputs += self._read_oldest(meanwhile)
+                        self._clock.observe(step.are_layers_done)
+                    if not step.is_drawn:
+                        outputs += self._draw(step, meanwhile)
+                if len(self._pending) > (self._overlap and bool(plans)):
+                    outputs += self._read_oldest(meanwhile)
+            except _StepFailedError as failure:
                 outputs += self._lose_state(failure)
         if not self.has_work:
-            self._clock.rest()
+            self._clock.pause()
         return outputs
 
     def _plan(self) -> list[StepPlan]:
-        """The next step; several, for one dispatch, if all are sure to decode the same rows."""
+        """The next step. Several, for one dispatch, if all are sure to decode the same rows."""
         plan, more = self._scheduler.schedule(), self._decode_steps - 1
         if plan is None:
             return []
@@ -277,59 +282,48 @@ class EngineCore:
         ahead = [self._scheduler.schedule() for _ in range(more)] if several else []
         return [plan, *(planned for planned in ahead if planned is not None)]
 
-    def _start_several(self, plans: list[StepPlan]) -> None:
-        """Starts several steps in one dispatch."""
-        self._started = plans
-        with _blamed_on_the_step():
-            handle = self._runner.dispatch_several(plans)
-        self._flights.append(InFlight(plans, handle, self._clock.started()))
-        self._started = []
+    def _dispatch(self, plans: list[StepPlan]) -> PendingStep:
+        """Dispatches the layers of a step, or several steps as a whole."""
+        step = PendingStep(plans)
+        self._pending.append(step)  # first: after a failure its plans must be known
+        with _step_errors():
+            if len(plans) > 1:
+                self._runner.dispatch_several(step)
+            else:
+                self._runner.dispatch(step)
+        step.dispatched_at = self._clock.dispatched()
+        return step
 
-    def _start(
-        self, plan: StepPlan, outputs: list[Output], meanwhile: Callable[[], None] | None
-    ) -> None:
-        """Starts a step. Adds to `outputs` news of the requests it admits, of those that can't go
-        on, and, if its draw must know them, of the last step's tokens; they are there even if the
-        step fails."""
-        self._started = [plan]
-        with _blamed_on_the_step():
-            started = self._runner.dispatch(plan)
-        begin = self._clock.started()
-        outputs += _admissions(plan)
-        if self._flights and started.awaits_tokens:
-            outputs += self._hand_out(meanwhile)
-            self._clock.look(started.ready)
-        self._runner.mask(started, meanwhile)
-        with _blamed_on_the_step():
-            handle = self._runner.draw(started)
-        self._clock.started()
-        self._started = []
-        self._flights.append(InFlight([plan], handle, begin))
-        outputs += [self._fail(sequence, error) for sequence, error in self._runner.take_failures()]
+    def _draw(self, step: PendingStep, meanwhile: Callable[[], None] | None) -> list[Output]:
+        """Dispatches the draw of a step. Returns the errors of requests whose masks failed."""
+        self._runner.mask(step, meanwhile)
+        with _step_errors():
+            self._runner.draw(step)
+        self._clock.dispatched()
+        return [self._fail(sequence, error) for sequence, error in self._runner.take_failures()]
 
-    def _lose_state(self, failure: _StepFailure) -> list[Output]:
-        """After a step that failed as a whole: its KV is lost, and with it all started requests.
+    def _lose_state(self, failure: _StepFailedError) -> list[Output]:
+        """Ends all running requests after a step that failed as a whole: their KV is lost with it.
 
-        Those that wait go on, with a new state of the device.
+        Requests that wait go on, with an empty state of the device.
 
         Raises:
-            Exception: the cause, when the step's programs fail without any request, too.
+            Exception: the cause, if the step's programs fail even without requests.
         """
-        error, plans = failure.error, [plan for flight in self._flights for plan in flight.plans]
-        plans, self._started = plans + self._started, []
+        error, plans = failure.error, [plan for step in self._pending for plan in step.plans]
         lost = self._scheduler.started()
         log.error("a step failed; %d requests are lost with it", len(lost), exc_info=error)
         for request_id in lost:
             self.abort(request_id)
         for plan in plans:
             self._scheduler.update(plan, [0] * (len(plan.decode_slots) + len(plan.chunks)))
-        self._flights.clear()
+        self._pending.clear()
         self._scheduler.reset_prefix_cache()
         self._runner.take_failures()
         try:
             self._runner.reset()
         except Exception:
-            log.exception("the step's programs fail without requests, too")
+            log.exception("the step's programs fail even without requests")
             raise error from None
         reason = f"the step that computed it failed: {error}"
         return [
@@ -337,38 +331,39 @@ class EngineCore:
             for request_id in lost
         ]
 
-    def _admit_compiled(self) -> list[Output]:
-        """Requests whose grammar is ready join the scheduler; news of those refused."""
-        busy = bool(self._flights) or self._scheduler.has_unfinished
+    def _add_compiled(self) -> list[Output]:
+        """Adds the requests whose grammar is compiled to the scheduler; the outputs of those that
+        are refused."""
+        busy = bool(self._pending) or self._scheduler.has_unfinished
         outputs = []
         for message, compiled in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
             refusal = self._add(message, compiled)
             outputs += [refusal] if refusal else []
         return outputs
 
-    def _hand_out(self, meanwhile: Callable[[], None] | None) -> list[Output]:
-        """Awaits the oldest step in flight; news of what it drew."""
-        while meanwhile is not None and not self._flights[0].handle.ready:
+    def _read_oldest(self, meanwhile: Callable[[], None] | None) -> list[Output]:
+        """Waits for the oldest pending step; the outputs of what it drew."""
+        step = self._pending[0]
+        while meanwhile is not None and not step.is_done:
             meanwhile()
-        with _blamed_on_the_step():
-            results = self._flights[0].handle.wait()
-        done = self._flights.popleft()
-        self._clock.ended(done.started, more=bool(self._flights or self._started))
-        num_tokens = sum(plan.num_tokens for plan in done.plans)
-        self._last_step = (self._clock.step_s, num_tokens)
-        outputs, bare = [], {}  # type: list[Output], dict[Sequence, Output]
-        for plan, own in zip(done.plans, results, strict=True):
-            outputs += self._take(plan, own, bare)
+        with _step_errors():
+            results = step.wait()
+        self._pending.popleft()
+        self._clock.ended(step.dispatched_at, has_more=bool(self._pending))
+        self._last_step = (self._clock.step_s, step.num_tokens)
+        outputs, growing = [], {}  # type: list[Output], dict[Sequence, Output]
+        for plan, own in zip(step.plans, results, strict=True):
+            outputs += self._outputs_of(plan, own, growing)
         return outputs + self._beams.select()
 
-    def _take(
-        self, plan: StepPlan, results: StepResults, bare: dict[Sequence, Output]
+    def _outputs_of(
+        self, plan: StepPlan, results: StepResults, growing: dict[Sequence, Output]
     ) -> list[Output]:
-        """News of what a step drew.
+        """Updates the scheduler with the results of a plan; the outputs of what it drew.
 
         Args:
-            bare: outputs with nothing but tokens of the dispatch's steps before: more are put on
-                to them.
+            growing: outputs with nothing but tokens, of the plans before in the same dispatch. A
+                further token is appended to them.
         """
         result = self._scheduler.update(plan, results.ids)
         outputs = [
@@ -381,16 +376,16 @@ class EngineCore:
             for span, entries in results.prompt_logprobs
             if span.sequence.finish_reason is None or span.sequence in result.finished
         ]
-        particular = results.logprobs.keys() | results.embeddings.keys()
-        begins = bool(plan.chunks)  # first tokens come from prompts
+        with_extras = results.logprobs.keys() | results.embeddings.keys()
+        has_chunks = bool(plan.chunks)  # only a prompt's last chunk draws a first token
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
-            if seq in bare and seq.finish_reason is None:
-                bare[seq].token_ids.append(token)
+            if seq in growing and seq.finish_reason is None:
+                growing[seq].token_ids.append(token)
                 continue
-            first = begins and len(seq.output_token_ids) == 1 and seq.index == 0
+            first = has_chunks and len(seq.output_token_ids) == 1 and seq.index == 0
             output = Output(
                 seq.request.request_id,
                 [token],
@@ -399,9 +394,9 @@ class EngineCore:
                 seq.index,
                 seq.num_cached_tokens if first else None,
             )
-            if seq not in particular:
+            if seq not in with_extras:
                 outputs.append(output)
-                bare[seq] = output
+                growing[seq] = output
             elif seq.request.payload.params.beam_search is not None:
                 self._beams.take(seq, results.logprobs[seq])
             elif seq.request.payload.pool:
@@ -412,17 +407,17 @@ class EngineCore:
         return outputs
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
-        """Ends the request of a sequence that can't go on; others don't notice."""
+        """Ends the request of a sequence that can't go on; its output, with the error."""
         for sibling in self._scheduler.sequences(sequence.request.request_id):
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
-                sibling.output_token_ids[-1] = 0  # its end may hash it
+                sibling.output_token_ids[-1] = 0  # as its end may hash the token
         self.abort(sequence.request.request_id)
         kind = type(error).__name__
         return Output(sequence.request.request_id, [], error=str(error), error_kind=kind)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:
-    """News of the requests that a plan starts for the first time."""
+    """Outputs that tell how long the requests that a plan starts for the first time have waited."""
     now = time.monotonic()
     return [
         Output(

@@ -6,41 +6,46 @@ import time
 
 
 class StepClock:
-    """Told by the core loop what it sees of the device, which is a lower bound on its idle time:
-    a step's end is known when the host looks or waits, not when it happens.
+    """Measures from what the core loop observes of the device. Its idle time is a lower bound: the
+    loop learns of a step's end when it looks or waits, not when the step ends.
 
-    idle_s: counter of seconds in which the device had nothing to do though there was work.
-    step_s: seconds of the step that ended last, from its start, or the end of the one before it
-        if that was later, to its results on the host.
+    idle_s: counter of seconds in which the device had nothing to compute though there was work.
+    step_s: seconds of the step that ended last: from its dispatch, or from the end of the step
+        before if that was later, until its results were on the host.
     """
 
     def __init__(self) -> None:
         self.idle_s = 0.0
         self.step_s = 0.0
-        self._ended = 0.0
-        self._free_since: float | None = None
+        self._ended_at = 0.0
+        self._idle_since: float | None = None
 
-    def look(self, done: bool) -> None:
-        """At the begin of a turn: whether the step in flight is done already."""
-        if done and self._free_since is None:
-            self._free_since = time.monotonic()
+    def observe(self, is_done: bool) -> None:
+        """The loop has looked whether the device has finished all that is dispatched."""
+        if is_done and self._idle_since is None:
+            self._idle_since = time.monotonic()
 
-    def started(self) -> float:
-        """A step was dispatched; returns when."""
+    def dispatched(self) -> float:
+        """The loop has dispatched a step; returns when, by time.monotonic()."""
         now = time.monotonic()
-        if self._free_since is not None:
-            self.idle_s += now - self._free_since
-            self._free_since = None
+        if self._idle_since is not None:
+            self.idle_s += now - self._idle_since
+            self._idle_since = None
         return now
 
-    def ended(self, started: float, more: bool) -> None:
-        """A step's results are on the host; `more` are in flight behind it."""
-        now = time.monotonic()
-        self.step_s = now - max(started, self._ended)
-        self._ended = now
-        if not more:
-            self._free_since = now
+    def ended(self, dispatched_at: float, has_more: bool) -> None:
+        """A step's results are on the host.
 
-    def rest(self) -> None:
-        """There is no work: what follows isn't idle time."""
-        self._free_since = None
+        Args:
+            dispatched_at: when it was dispatched.
+            has_more: further steps are dispatched.
+        """
+        now = time.monotonic()
+        self.step_s = now - max(dispatched_at, self._ended_at)
+        self._ended_at = now
+        if not has_more:
+            self._idle_since = now
+
+    def pause(self) -> None:
+        """There is no work: the time until the next dispatch isn't idle time."""
+        self._idle_since = None

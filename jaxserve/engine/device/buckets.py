@@ -1,4 +1,4 @@
-"""The one table of step shapes: every step is padded to one of these, and no other is compiled."""
+"""BucketTable: the shapes that steps are padded to. Only these are compiled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from jaxserve.errors import ConfigError
 
-# Fewest tokens of a step, and rows of head and sampler, but for a decode of one row. XLA:CPU sums a
-# row's numbers in one order where rows fill vectors; products with padding cost little.
-LEAST_ROWS = 16
-SHORT_PROMPT = (64, 4)  # tokens, rows: one short prompt beside few decodes, with little head work
-CHUNK_TOKENS = 128  # chunks that don't fill the budget: from here, each twice the last
+# Fewest tokens of a step, and fewest rows of head and sampler, except in a decode of one row. From
+# this many rows on XLA:CPU sums each row in the same order; padding to it costs little.
+MIN_ROWS = 16
+SHORT_PROMPT = (64, 4)  # tokens, rows: a short prompt beside a few decodes, so few rows in the head
+CHUNK_TOKENS = 128  # smallest bucket of chunks that don't fill the budget; the next double it
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,8 +27,8 @@ class Bucket:
 
     @property
     def drawn(self) -> int:
-        """Rows that the head and the sampler take."""
-        return max(self.rows, LEAST_ROWS) if self.tokens > 1 else 1
+        """Rows that head and sampler compute."""
+        return max(self.rows, MIN_ROWS) if self.tokens > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,18 @@ class BucketTable:
         """A few row counts for pure decodes, and fewer token counts for the rest.
 
         Args:
-            batch_invariant: decode one row as one of LEAST_ROWS, and with the same bits.
+            batch_invariant: also pad a decode of one row to MIN_ROWS, for the same bits.
 
         Raises:
-            ConfigError: the token budget leaves no room beside a token of each sequence.
+            ConfigError: the token budget has no room for prompts beside one token of each sequence.
         """
         if max_num_batched_tokens <= max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be more than max_num_seqs "
                 f"({max_num_seqs}): a step computes one token of each sequence, and prompts beside"
             )
-        most = max(max_num_seqs, LEAST_ROWS)
-        rows = [LEAST_ROWS << i for i in range(16) if LEAST_ROWS << i < most]
+        most = max(max_num_seqs, MIN_ROWS)
+        rows = [MIN_ROWS << i for i in range(16) if MIN_ROWS << i < most]
         if not batch_invariant:
             rows = [1, *rows]
         if batch_invariant or max_num_seqs > 1:
@@ -64,7 +64,7 @@ class BucketTable:
         short = (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs))
         chunks = [(CHUNK_TOKENS << i, max_num_seqs) for i in range(16)]
         shapes = {Bucket(t, s) for t, s in (short, *chunks) if s < t < max_num_batched_tokens}
-        shapes.add(Bucket(max(max_num_batched_tokens, LEAST_ROWS), max_num_seqs))
+        shapes.add(Bucket(max(max_num_batched_tokens, MIN_ROWS), max_num_seqs))
         return cls(tuple(Bucket(r, r) for r in rows), tuple(sorted(shapes)))
 
     @property

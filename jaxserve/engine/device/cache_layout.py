@@ -3,7 +3,7 @@
 Layers that declare the same cache form one cache group or several. All groups take their blocks
 from one pool: the i-th layer of every group keeps its blocks in buffer i, and a block belongs to
 one group in all buffers at once. The pool has therefore as many buffers as the largest group has
-layers. What it costs: in a smaller group's blocks, the buffers past its last layer lie unused.
+layers. The cost: in the blocks of a smaller group, the buffers past its last layer are unused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from jaxserve.models.cache import CacheSpec
 from scheduler import CacheGroup
 
-# A step uploads a block table a group, and the scheduler fills each.
+# Each group costs the scheduler and every step's upload a block table.
 MAX_GROUPS = 8
-WORTH = 0.05  # share of the memory that a further group must save
+MIN_SAVING = 0.05  # share of the memory that a further group must save
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CacheLayout:
     Args:
         groups: as the scheduler takes them.
         group_of, buffer_of: of each layer, in order.
-        buffers: what a buffer holds a block of.
+        buffers: for each buffer, the cache spec of the layers that use it.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -41,20 +41,21 @@ class CacheLayout:
         max_model_len: int,
         max_num_batched_tokens: int,
     ) -> CacheLayout:
-        """The layout in which the longest sequence takes least memory, of those with few groups.
+        """The layout in which the longest sequence takes least memory, of those with at most
+        MAX_GROUPS groups.
 
-        Each size that a kind of layer comes in is tried as the size of all groups; so is a single
-        group that lets go of no more than the widest window allows.
+        Layers with the same window are a kind. The number of layers of each kind is tried as the
+        size of all groups; so is a single group that keeps what the widest window needs.
 
         Args:
             specs: what each layer declares.
-            max_model_len: a window that no sequence outgrows is none.
+            max_model_len: a window at least this long counts as none.
         """
         windows = [
             None if s.window is None or s.window >= max_model_len else s.window for s in specs
         ]
         if len({(s.num_kv_heads, s.head_dim) for s in specs}) > 1:
-            # Layers of unequal sizes can't take turns in one buffer.
+            # Layers whose blocks differ in size can't share a buffer.
             return cls._cut(specs, [_widest(windows)] * len(specs), len(specs))
         sizes = {windows.count(window) for window in windows}
         layouts = [cls._cut(specs, [_widest(windows)] * len(specs), len(specs))]
@@ -65,7 +66,7 @@ class CacheLayout:
             held = [
                 g.most_blocks(num_blocks, block_size, max_num_batched_tokens) for g in layout.groups
             ]
-            return sum(held) * len(layout.buffers) * (1 + WORTH * len(layout.groups))
+            return sum(held) * len(layout.buffers) * (1 + MIN_SAVING * len(layout.groups))
 
         return min((x for x in layouts if len(x.groups) <= MAX_GROUPS), key=cost)
 
@@ -79,7 +80,7 @@ class CacheLayout:
         for window in dict.fromkeys(windows):
             layers = [i for i, own in enumerate(windows) if own == window]
             # Neighbours go to different groups, so that in a stack that repeats a pattern of
-            # layers each repeat has a buffer of its own, and is like the others (see segments).
+            # layers each repeat has a buffer of its own, and is like the others (see layer_groups).
             whole, first = len(layers) // size, len(groups)
             for nth, layer in enumerate(layers):
                 buffer, group = (

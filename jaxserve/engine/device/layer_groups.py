@@ -1,7 +1,7 @@
-"""The model cut into parts that programs share: its ends, and segments of its stack of layers.
+"""SplitModel: a model cut into groups of consecutive layers, so that groups share programs.
 
-A program grows with the layers in it, and so do the times to compile and to load it. Segments whose
-layers are alike run through one program, each with its own parameters and pages.
+A program grows with the layers in it, and so do the times to compile and to load it. Groups whose
+layers are alike run through one program, each with its own parameters and KV pages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jaxserve.engine.device.cache_layout import CacheLayout
 from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.models.decoder import Decoder
 
-# Layers of a segment on a CPU, where a call costs less than a layer's share of a program's load. A
+# Layers of a group on a CPU, where a call costs less than a layer's share of a program's load. A
 # GPU runs all layers in one program, so that one command buffer covers them.
-CPU_SEGMENT_LAYERS = range(4, 9)
+CPU_GROUP_LAYERS = range(4, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,12 @@ class LayerGroup:
     """Consecutive layers.
 
     Args:
-        layers: which.
+        layers: their indices.
         leaves: indices of their parameters among the model's leaves.
-        buffers: the pool's buffers that they use.
-        places: each layer's cache group, and its buffer among `buffers`.
-        kind: index of the first segment that is like this one, whose program it runs.
+        buffers: indices of the pool's buffers that they use.
+        places: each layer's cache group, and the index of its buffer in `buffers`.
+        kind: index of the first group whose layers are like these, and whose program this group
+            runs.
     """
 
     layers: range
@@ -40,43 +41,49 @@ class LayerGroup:
     places: tuple[tuple[int, int], ...]
     kind: int
 
-    def of(self, pages: list[Any]) -> list[Any]:
-        """Its part of a list with an entry a buffer."""
+    def select(self, pages: list[Any]) -> list[Any]:
+        """This group's entries of a list with one entry a buffer."""
         return [pages[i] for i in self.buffers]
 
 
 class SplitParams(NamedTuple):
-    """A model's parameters as its programs take them: those of its ends, and of each segment."""
+    """A model's parameters as its programs take them.
 
-    ends: list[Any]
-    segments: list[list[Any]]
+    Args:
+        outer: those of no layer: embedding, last norm, head.
+        groups: those of each layer group.
+    """
+
+    outer: list[Any]
+    groups: list[list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelParts:
-    """A model whose parameters are passed part by part.
+class SplitModel:
+    """A model whose parameters are passed in parts.
 
     Args:
-        ends: indices of the leaves that belong to no layer.
+        graphdef, structure, shapes: see ModelOutline.
+        outer: indices of the leaves that belong to no layer.
     """
 
     graphdef: nnx.GraphDef
     structure: jax.tree_util.PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...]
-    ends: tuple[int, ...]
-    segments: tuple[LayerGroup, ...]
+    outer: tuple[int, ...]
+    groups: tuple[LayerGroup, ...]
 
     @classmethod
-    def split(cls, model: ModelOutline, layout: CacheLayout, sizes: range) -> ModelParts:
-        """Cuts a model into segments of one of these sizes, whichever needs the least code."""
+    def split(cls, model: ModelOutline, layout: CacheLayout, sizes: range) -> SplitModel:
+        """Cuts a model into groups of one of these sizes: the one that needs the least code."""
         shapes = model.shapes
         abstract = jax.tree.unflatten(model.structure, shapes)
         paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
-        ends: list[int] = []
+        outer: list[int] = []
         owned: list[list[int]] = [[] for _ in model.cache_specs]
         for i, (path, _) in enumerate(paths):
             head, *rest = (getattr(entry, "key", None) for entry in path)
-            (owned[rest[0]] if head == "layers" else ends).append(i)  # type: ignore[index]
+            (owned[rest[0]] if head == "layers" else outer).append(i)  # type: ignore[index]
         decoder: Decoder = nnx.merge(model.graphdef, abstract)
         keys = [
             (
@@ -90,34 +97,38 @@ class ModelParts:
             for i, layer in enumerate(decoder.layers)
         ]
         first: dict[Hashable, int] = {}
-        segments = []
-        for n, layers in enumerate(cut(keys, sizes)):
+        groups = []
+        for n, layers in enumerate(cut_layers(keys, sizes)):
             leaves = tuple(leaf for i in layers for leaf in owned[i])
             buffers = tuple(dict.fromkeys(layout.buffer_of[i] for i in layers))
             places = tuple((layout.group_of[i], buffers.index(layout.buffer_of[i])) for i in layers)
             kind = first.setdefault((places, *(keys[i] for i in layers)), n)
-            segments.append(LayerGroup(layers, leaves, buffers, places, kind))
-        return cls(model.graphdef, model.structure, shapes, tuple(ends), tuple(segments))
+            groups.append(LayerGroup(layers, leaves, buffers, places, kind))
+        return cls(model.graphdef, model.structure, shapes, tuple(outer), tuple(groups))
 
-    def distribute(self, leaves: Sequence[Any]) -> SplitParams:
-        """All leaves, part by part."""
+    def split_params(self, leaves: Sequence[Any]) -> SplitParams:
+        """All of the model's leaves, in parts."""
         return SplitParams(
-            [leaves[i] for i in self.ends],
-            [[leaves[i] for i in segment.leaves] for segment in self.segments],
+            [leaves[i] for i in self.outer],
+            [[leaves[i] for i in group.leaves] for group in self.groups],
         )
 
     def merge(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> Decoder:
-        """The model with these leaves in place; the others stay abstract and can't be computed
-        with."""
+        """The model with these leaves in place. The others stay abstract, so that only the parts
+        whose leaves are given can be computed."""
         filled: list[jax.Array | jax.ShapeDtypeStruct] = list(self.shapes)
         for i, leaf in zip(indices, leaves, strict=True):
             filled[i] = leaf
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, filled))
 
 
-def cut(keys: Sequence[Hashable], sizes: range) -> list[range]:
-    """Cuts the layers into runs of one of these sizes, so that the different runs hold the fewest
-    layers together. Layers with equal keys are alike."""
+def cut_layers(keys: Sequence[Hashable], sizes: range) -> list[range]:
+    """Cuts layers into runs of one of these sizes, so that the runs that differ hold the fewest
+    layers together.
+
+    Args:
+        keys: one a layer; layers with equal keys are alike.
+    """
     count = len(keys)
 
     def runs(size: int) -> list[range]:

@@ -1,4 +1,4 @@
-"""The KV pool on the device, and the face of it that one layer sees during a step."""
+"""The KV pool on the device, and the interface by which a layer reads and writes it in a step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Pages = list[tuple[jax.Array, jax.Array]]  # K and V of each buffer of a CacheLa
 def allocate(
     buffers: tuple[CacheSpec, ...], blocks: int, block_size: int, dtype: jnp.dtype
 ) -> Pages:
-    """A pool of zeros: stale NaN must never meet a masked score."""
+    """A pool of zeros. Other memory may hold NaN, which spreads even from masked places."""
     shapes = [page_shape(blocks, s.num_kv_heads, block_size, s.head_dim) for s in buffers]
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
 
 
 def bytes_per_block(buffers: tuple[CacheSpec, ...], block_size: int, dtype: jnp.dtype) -> int:
-    """Bytes that one block takes over all buffers, K and V together."""
+    """Bytes of one block in all buffers, K and V together."""
     elements = sum(s.num_kv_heads * s.head_dim for s in buffers)
     return 2 * block_size * elements * jnp.dtype(dtype).itemsize
 
@@ -83,12 +83,12 @@ class PagedLayerCache:
 
 
 class StepCaches:
-    """The caches of a segment's layers while a step is traced. Layers that share a buffer hand it
-    on: each finds what the layer before it has written.
+    """The caches of a layer group while a step is traced. Of layers that share a buffer, each reads
+    what the one before it has written.
 
     Args:
-        pages: the buffers that these layers use; `pages` is afterwards what they have written.
-        places: each layer's cache group, and its buffer among these.
+        pages: the buffers that these layers use; the attribute `pages` is what they have written.
+        places: each layer's cache group, and the index of its buffer in `pages`.
         max_query_len: see PagedLayerCache.
     """
 

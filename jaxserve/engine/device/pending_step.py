@@ -1,4 +1,4 @@
-"""A step in flight: what the device will have to say, and about whom."""
+"""PendingStep: a step from its plan to its results, and the results on the host."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jaxserve.engine.device.step import PIECE, StepOutput
+from jaxserve.engine.device.buckets import Bucket
+from jaxserve.engine.device.step import PIECE, LayersOutput, StepOutput
 from jaxserve.outputs import TokenLogprobs
 from jaxserve.sampling.logprobs import Logprobs
-from scheduler import Sequence
+from scheduler import Sequence, StepPlan
 
 MIN_LOGPROB = -9999.0  # in place of -inf, which JSON can't hold
 
@@ -21,8 +22,8 @@ class PromptSpan:
     """Prompt tokens whose logprobs a step computes.
 
     Args:
-        first: row of the token before the first one.
-        position: of the first in the prompt.
+        first: row of the hidden states [T, E] that predicts the first of them.
+        position: of the first token in the prompt.
         token_ids: the tokens.
     """
 
@@ -34,12 +35,12 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What the device said, on the host.
+    """What a step computed, on the host.
 
     Args:
-        ids: one a row of the plan; -1 where it failed.
+        ids: one a row of the plan; -1 where the logits weren't finite.
         logprobs, embeddings: of the sequences that asked for them; an embedding is [E] float32.
-        prompt_logprobs: span by span.
+        prompt_logprobs: for each span, one entry a token.
     """
 
     ids: list[int]
@@ -48,29 +49,72 @@ class StepResults:
     prompt_logprobs: list[tuple[PromptSpan, list[TokenLogprobs]]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingStep:
-    """A step in flight, or several in one dispatch.
+    """A step whose results aren't read yet, or several steps that are computed in one dispatch.
+
+    The core makes it from plans. The runner fills in the rest: it dispatches the layers first, and
+    then the draw of the next tokens, which may have to wait for the tokens of the step before.
 
     Args:
-        output: of several, one entry a step.
-        rows: the plan's rows; the rest of the output is padding.
+        plans: one; or several, if they only decode the same rows.
+        dispatched_at: when its layers were dispatched, by time.monotonic().
+        bucket: the shape that it is padded to.
+        awaits_tokens: what a row may draw depends on a token of the step before.
+        layers: what the draw takes from the layers; None before they are dispatched, and again
+            once the draw is, so that the memory is free.
+        output: what is drawn; None before the draw is dispatched. Of several plans, each array has
+            one entry a plan.
         logprob_rows: rows whose tokens' logprobs were asked for.
-        prompt_pieces: logprobs of the prompt tokens after PIECE rows each.
+        prompt_spans: prompt tokens whose logprobs were asked for.
+        prompt_pieces: logprobs of the prompt tokens, by pieces of PIECE rows each.
         pooled_rows: rows whose embeddings were asked for.
-        pooled: [R, E] float32, embeddings of all rows; None if none was.
+        pooled: [R, E] float32, embeddings of all rows; None if none was asked for.
     """
 
-    output: StepOutput
-    rows: int
+    plans: list[StepPlan]
+    dispatched_at: float = 0.0
+    bucket: Bucket = field(init=False)
+    awaits_tokens: bool = False
+    layers: LayersOutput | None = None
+    output: StepOutput | None = None
     logprob_rows: dict[Sequence, int] = field(default_factory=dict)
     prompt_spans: list[PromptSpan] = field(default_factory=list)
     prompt_pieces: dict[int, Logprobs[jax.Array]] = field(default_factory=dict)
     pooled_rows: dict[Sequence, int] = field(default_factory=dict)
     pooled: jax.Array | None = None
 
+    @property
+    def rows(self) -> int:
+        """Rows of each plan; the output's other rows are padding."""
+        return len(self.plans[0].decode_slots) + len(self.plans[0].chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it computes."""
+        return sum(plan.num_tokens for plan in self.plans)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the draw is dispatched."""
+        return self.output is not None
+
+    @property
+    def are_layers_done(self) -> bool:
+        """Whether the device has computed the layers. Asked between dispatch and draw only."""
+        assert self.layers is not None
+        return bool(self.layers.drawn.is_ready())  # type: ignore[attr-defined]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has computed the output, so that wait() returns at once."""
+        return self.output is not None and bool(
+            self.output.ids.is_ready()  # type: ignore[attr-defined]
+        )
+
     def start_copies(self) -> None:
-        """Sends what will be read to the host as soon as it is there."""
+        """Has the device copy to the host what wait() reads, as soon as it is computed."""
+        assert self.output is not None
         self.output.ids.copy_to_host_async()
         own = [self.output.logprobs] if self.logprob_rows else []
         for logprobs in (*own, *self.prompt_pieces.values()):
@@ -79,18 +123,17 @@ class PendingStep:
         if self.pooled is not None:
             self.pooled.copy_to_host_async()
 
-    @property
-    def ready(self) -> bool:
-        """Whether wait() would return at once."""
-        return bool(self.output.ids.is_ready())  # type: ignore[attr-defined]
-
     def wait(self) -> list[StepResults]:
-        """Step by step all that was asked for, once the device has it; raises what the device
-        raised."""
+        """The results, one entry a plan, once the device has computed them.
+
+        Raises:
+            Exception: the device failed; it is jax's own.
+        """
+        assert self.output is not None
         ids = np.atleast_2d(np.asarray(self.output.ids))[:, : self.rows].tolist()
         embeddings, prompt = self._embeddings(), list(self._prompt_logprobs())
         return [
-            StepResults(own, self._logprobs(nth, own), embeddings, prompt)
+            StepResults(own, self._logprobs(nth, own, self.output), embeddings, prompt)
             for nth, own in enumerate(ids)
         ]
 
@@ -101,12 +144,14 @@ class PendingStep:
         on_host = np.asarray(self.pooled)
         return {sequence: on_host[row].tobytes() for sequence, row in self.pooled_rows.items()}
 
-    def _logprobs(self, nth: int, ids: list[int]) -> dict[Sequence, TokenLogprobs]:
-        """The logprobs of the ids that the nth step sampled, as far as they were asked for."""
+    def _logprobs(
+        self, nth: int, ids: list[int], output: StepOutput
+    ) -> dict[Sequence, TokenLogprobs]:
+        """The logprobs of the ids that the nth plan drew, where they were asked for."""
         if not self.logprob_rows:
             return {}
-        arrays = _on_host(self.output.logprobs)
-        if self.output.ids.ndim > 1:
+        arrays = _on_host(output.logprobs)
+        if output.ids.ndim > 1:
             arrays = Logprobs(*(array[nth] for array in arrays))
         return {
             sequence: _entry(arrays, row, ids[row], sequence.request.payload.params.logprobs)
@@ -114,7 +159,7 @@ class PendingStep:
         }
 
     def _prompt_logprobs(self) -> Iterator[tuple[PromptSpan, list[TokenLogprobs]]]:
-        """The logprobs of prompt tokens, span by span."""
+        """For each span, the logprobs of its tokens."""
         if not self.prompt_spans:
             return
         pieces = {n: _on_host(logprobs) for n, logprobs in self.prompt_pieces.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -14,71 +13,13 @@ from jaxserve.engine.device.pending_step import PendingStep, PromptSpan
 from jaxserve.engine.device.sampling_state import SamplingState
 from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import PIECE, CopyBlocks, Step, StepState
-from jaxserve.engine.device.step_batch import ENTRIES, DrawRows, StepInts, int_shapes, size, split
+from jaxserve.engine.device.step_batch import HostBuffers
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.row_settings import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
 
 _NO_ENTRIES = np.zeros((4, 0), np.int32)
-
-
-@dataclass(slots=True)
-class HostBuffers:
-    """One bucket's buffer and the named views into it."""
-
-    ints: np.ndarray
-    batch: StepInts[np.ndarray]
-    rows: DrawRows[np.ndarray]
-
-    @classmethod
-    def allocate(cls, bucket: Bucket) -> HostBuffers:
-        shapes = int_shapes(bucket)
-        ints = np.zeros(size(shapes), np.int32)
-        batch = StepInts(*split(ints, shapes))
-        return cls(ints, batch, DrawRows.of(batch.draws))
-
-    def packs(self, entries: np.ndarray, spare: int) -> list[np.ndarray]:
-        """Copies for the device, the last with the last of the entries [4, n]: it may still read
-        them when the buffer is filled anew."""
-        packs = []
-        for first in range(0, max(1, entries.shape[1]), ENTRIES):
-            some = entries[:, first : first + ENTRIES]
-            self.batch.entries.fill(spare + 1)
-            self.batch.entries[:, : some.shape[1]] = some
-            packs.append(self.ints.copy())
-        return packs
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A step whose layers are dispatched, and whose draw is still to come.
-
-    Args:
-        buffers: its host arrays, until the next is dispatched.
-        rows: the plan's rows; the rest is padding.
-        x: [T, E], the last layer's output.
-        drawn: [R, E], its rows that are drawn from.
-        draws: [R, DRAW_COLUMNS], how.
-        spans: prompt tokens whose logprobs are asked for.
-        pooled: rows whose embeddings are asked for; None if there is none.
-        awaits_tokens: what a row may draw depends on a token that may be in flight.
-    """
-
-    step: Step
-    buffers: HostBuffers
-    rows: int
-    x: jax.Array
-    drawn: jax.Array
-    draws: jax.Array
-    spans: list[PromptSpan]
-    pooled: dict[Sequence, int] | None
-    awaits_tokens: bool = False
-
-    @property
-    def ready(self) -> bool:
-        """Whether the device is through with the layers."""
-        return bool(self.drawn.is_ready())  # type: ignore[attr-defined]
 
 
 class Runner:
@@ -88,8 +29,8 @@ class Runner:
         steps: the compiled step of each bucket.
         copy: copies blocks of the pool.
         params: the model's parameters.
-        new_state: makes an empty state, which is donated from step to step.
-        slots: the host mirror.
+        new_state: makes an empty state, which each step takes over (donation) and replaces.
+        slots: what the host knows of each slot.
     """
 
     def __init__(
@@ -102,17 +43,19 @@ class Runner:
         slots: SlotTable,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
-        # Compiled for good: a state is made after ready, too, and what jit keeps it may forget.
+        # Compiled ahead of time, since reset() makes a state after the engine is ready, and the
+        # cache of jax.jit may have dropped the program by then.
         self._new_state, self._slots = jax.jit(new_state).lower().compile(), slots
         self._state: StepState = self._new_state()
         self._sampling = SamplingState(self._state.tables)
         self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
         self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in steps}
-        self._counted = np.arange(slots.spare + 2, dtype=np.int32)
-        self._last = table.decode[0]  # the bucket of the step started last
+        self._arange = np.arange(slots.spare + 2, dtype=np.int32)
+        self._last_bucket = table.decode[0]  # of the step that was dispatched last
 
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
-        """Runs some buckets once, all padding, and what copies blocks and writes tables."""
+        """Runs the programs of some buckets once, on padding alone, and those that copy blocks and
+        write sampling tables."""
         for bucket in buckets:
             self._run_empty(bucket)
         pages = self._copy(self._state.pages, ((0, 0),))
@@ -120,107 +63,117 @@ class Runner:
         self._state = self._state._replace(pages=pages, tables=tables)
 
     def reset(self) -> None:
-        """Starts over with an empty state, when a step that failed has taken the old one along,
-        and runs that step's programs with nothing but padding: raises if even that fails."""
+        """Makes an empty state in place of one that was lost with a failed step, and runs the
+        programs of that step on padding alone.
+
+        Raises:
+            Exception: the programs fail even then.
+        """
         for array in jax.tree.leaves(self._state):
             array.delete()  # first: there may be no room for both
         self._state = self._new_state()
         self._sampling.clear()
-        self._run_empty(self._last)
+        self._run_empty(self._last_bucket)
 
     def is_settled(self, slots: tuple[int, ...], steps: int) -> bool:
-        """Whether the next tokens of these slots, so many, can't end an output, nor change what
-        may follow them."""
+        """Whether the next `steps` tokens of each of these slots, which decode, can neither end an
+        output nor change what may be drawn after them."""
         rows, table = list(slots), self._slots
-        left = table.settled_until[rows] - table.rows.output_positions[rows]
+        left = table.settled_until[rows] - table.next_output_positions(rows)
         return bool(left.min() >= steps)
 
-    def dispatch_several(self, plans: list[StepPlan]) -> PendingStep:
-        """Starts several steps in one dispatch: decodes of the same rows, which are settled, and
-        nothing else."""
-        first, more = plans[0], len(plans) - 1
-        bucket = self._table.pick(first.num_tokens, first.num_tokens)
-        step, buffers, self._last = self._steps[bucket], self._buffers[bucket], bucket
+    def dispatch_several(self, step: PendingStep) -> None:
+        """Dispatches layers and draws of several plans as one program. They decode the same rows,
+        which are settled (is_settled()), and nothing else. Doesn't wait for the device."""
+        first, more = step.plans[0], len(step.plans) - 1
+        step.bucket = self._last_bucket = self._table.pick(first.num_tokens, first.num_tokens)
+        buffers = self._buffers[step.bucket]
         self._fill(buffers, first)
-        slots = np.array(first.decode_slots)
-        self._slots.num_computed[slots] += more
-        self._slots.rows.output_positions[slots] += more
-        packs = buffers.packs(np.concatenate(list(map(_entries, plans)), 1), self._slots.spare)
-        self._state, output = step.several(self._params, self._state, *packs)
-        return self._sent(PendingStep(output, first.num_tokens, self._asking(buffers)))
+        self._slots.num_computed[list(first.decode_slots)] += more
+        entries = np.concatenate([_table_entries(plan) for plan in step.plans], 1)
+        uploads = buffers.uploads(entries, self._slots.spare)
+        program = self._steps[step.bucket]
+        self._state, step.output = program.several(self._params, self._state, *uploads)
+        step.logprob_rows = self._logprob_rows(buffers)
+        self._start_copies(step)
 
-    def dispatch(self, plan: StepPlan) -> Started:
-        """Starts a step's layers and returns without waiting for the device."""
+    def dispatch(self, step: PendingStep) -> None:
+        """Dispatches the layers of a step of one plan. Doesn't wait for the device."""
+        (plan,) = step.plans
         if plan.copies:
             pages = self._copy(self._state.pages, plan.copies)
             self._state = self._state._replace(pages=pages)
         for start in plan.starts:
             self._sampling.start(start)
             self._slots.occupy(start)
-        pooled = self._pooled_rows(plan)
-        asks = bool(pooled) or any(map(self._prompt_targets, plan.chunks))
-        rows = len(plan.decode_slots) + len(plan.chunks)
-        bucket = self._table.pick(plan.num_tokens, rows, mixed=asks)
-        buffers = self._buffers[bucket]
-        spans = self._fill(buffers, plan)
-        awaits = self._sampling.awaits_tokens(plan.decode_slots)
-        return self._start(bucket, buffers, _entries(plan), rows, spans, pooled, awaits)
+        step.pooled_rows = self._pooled_rows(plan)
+        asks = bool(step.pooled_rows) or any(map(self._prompt_targets, plan.chunks))
+        step.bucket = self._table.pick(plan.num_tokens, step.rows, mixed=asks)
+        step.prompt_spans = self._fill(self._buffers[step.bucket], plan)
+        step.awaits_tokens = self._sampling.awaits_tokens(plan.decode_slots)
+        self._dispatch_layers(step, _table_entries(plan))
 
-    def mask(self, started: Started, meanwhile: Callable[[], None] | None = None) -> None:
-        """Builds what rules tokens out of the draw of the step dispatched last. If that awaits
-        tokens, all those of the steps before it must be known.
+    def mask(self, step: PendingStep, meanwhile: Callable[[], None] | None = None) -> None:
+        """Builds the token masks of the step that was dispatched last. If it awaits tokens, those
+        of all steps before it must be known.
 
         Args:
             meanwhile: as of SamplingState.advance().
         """
         if self._sampling.masking:
-            rows = started.buffers.rows
+            rows = self._buffers[step.bucket].rows
             sampled = rows.keep > 0
             self._sampling.advance(rows.slots[sampled], rows.output_positions[sampled], meanwhile)
 
-    def draw(self, started: Started) -> PendingStep:
-        """Starts the draw of the step dispatched last, once its masks are built."""
-        step = started.step
+    def draw(self, step: PendingStep) -> None:
+        """Dispatches the draw of the step that was dispatched last, once its masks are built."""
+        assert step.layers is not None
+        program, layers = self._steps[step.bucket], step.layers
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        self._state, output = step.sample(self._params, state, started.drawn, started.draws)
-        spans, asking = started.spans, self._asking(started.buffers)
-        prompt = self._prompt_logprobs(step, started.x, spans) if spans else {}
-        handle = PendingStep(output, started.rows, asking, spans, prompt)
-        if started.pooled is not None:
-            assert step.pool is not None
-            handle.pooled_rows = started.pooled
-            handle.pooled = step.pool(self._params.ends, started.drawn)
-        return self._sent(handle)
+        self._state, step.output = program.sample(self._params, state, layers)
+        step.logprob_rows = self._logprob_rows(self._buffers[step.bucket])
+        if step.prompt_spans:
+            step.prompt_pieces = self._prompt_logprobs(program, layers.hidden, step.prompt_spans)
+        if step.pooled_rows:
+            assert program.pool is not None
+            step.pooled = program.pool(self._params.outer, layers.drawn)
+        step.layers = None
+        self._start_copies(step)
 
-    def _sent(self, handle: PendingStep) -> PendingStep:
-        if not self._on_cpu:  # whose arrays the host can read where they are
-            handle.start_copies()
-        return handle
+    def _start_copies(self, step: PendingStep) -> None:
+        if not self._on_cpu:  # where the host reads the arrays in place
+            step.start_copies()
 
-    def _asking(self, buffers: HostBuffers) -> dict[Sequence, int]:
+    def _logprob_rows(self, buffers: HostBuffers) -> dict[Sequence, int]:
         """Rows of a filled buffer whose tokens' logprobs are asked for."""
         rows, sequences = buffers.rows, self._slots.sequences
         wanted = np.flatnonzero((rows.ints[:, NUM_LOGPROBS] >= 0) & (rows.keep > 0)).tolist()
         return {sequences[rows.slots[row]]: row for row in wanted}
 
     def _run_empty(self, bucket: Bucket) -> None:
-        buffers = self._buffers[bucket]
-        self._fill(buffers, StepPlan(-1))
-        self.draw(
-            self._start(bucket, buffers, _NO_ENTRIES, 0, [], None if bucket.decode else {})
-        ).wait()
-        if (step := self._steps[bucket]).repeat is not None:
-            packs = buffers.packs(_NO_ENTRIES, self._slots.spare)
-            self._state, output = step.several(self._params, self._state, *packs)
-            PendingStep(output, 0).wait()
+        """Runs all programs of a bucket on padding alone, and waits for them."""
+        buffers, program = self._buffers[bucket], self._steps[bucket]
+        step = PendingStep([StepPlan(-1)])
+        step.bucket = bucket
+        self._fill(buffers, step.plans[0])
+        self._dispatch_layers(step, _NO_ENTRIES)
+        if program.pool is not None:
+            assert step.layers is not None
+            program.pool(self._params.outer, step.layers.drawn).block_until_ready()
+        self.draw(step)
+        step.wait()
+        if program.repeat is not None:
+            uploads = buffers.uploads(_NO_ENTRIES, self._slots.spare)
+            self._state, step.output = program.several(self._params, self._state, *uploads)
+            step.wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
-        """Sequences that can't go on, and why, since the last call."""
+        """Sequences whose masks or sampling settings failed since the last call, and why."""
         failed, self._sampling.failed = self._sampling.failed, []
         return failed
 
     def _prompt_targets(self, chunk: Chunk) -> list[int]:
-        """The prompt tokens after the chunk's first ones whose logprobs are asked for."""
+        """The prompt tokens that the chunk's rows predict, if their logprobs are asked for."""
         sequence = self._slots.sequences[chunk.slot]
         assert sequence is not None
         request = sequence.request
@@ -229,14 +182,14 @@ class Runner:
         stop = chunk.start + len(chunk.token_ids)
         return request.prompt_token_ids[chunk.start + 1 : stop + 1]
 
-    def _pooled_rows(self, plan: StepPlan) -> dict[Sequence, int] | None:
-        """The rows that end a prompt of which an embedding is asked for; None if there is none."""
+    def _pooled_rows(self, plan: StepPlan) -> dict[Sequence, int]:
+        """The rows that end a prompt of which an embedding is asked for."""
         rows = {}
         for row, chunk in enumerate(plan.chunks, len(plan.decode_slots)):
             sequence = self._slots.sequences[chunk.slot]
             if chunk.samples and sequence is not None and sequence.request.payload.pool:
                 rows[sequence] = row
-        return rows or None
+        return rows
 
     def _fill(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
         """Fills a bucket's arrays with a plan; the spans whose prompt logprobs are asked for."""
@@ -247,7 +200,7 @@ class Runner:
         slots[:n] = decodes
         batch.tokens[:n] = -1 - decodes  # rows that continue from a token that the device holds
         table.num_computed[decodes] += 1
-        batch.query_starts[: n + 1] = self._counted[: n + 1]
+        batch.query_starts[: n + 1] = self._arange[: n + 1]
         for row, chunk in enumerate(plan.chunks, n):
             stop = first + len(chunk.token_ids)
             batch.tokens[first:stop] = chunk.token_ids
@@ -266,49 +219,46 @@ class Runner:
         batch.context_lens[:] = table.num_computed[batch.slots]
         # Without a mode, take() would buffer what it writes.
         table.draws.take(slots, 0, batch.draws, "clip")
+        buffers.rows.output_positions[:] = table.output_positions(slots)
         for row, chunk in enumerate(plan.chunks, n):
             buffers.rows.keep[row] = chunk.samples
-        table.rows.output_positions[slots[:rows]] += buffers.rows.keep[:rows]
         return spans
 
-    def _start(
-        self,
-        bucket: Bucket,
-        buffers: HostBuffers,
-        entries: np.ndarray,
-        rows: int,
-        spans: list[PromptSpan],
-        pooled: dict[Sequence, int] | None,
-        awaits: bool = False,
-    ) -> Started:
-        step, self._last = self._steps[bucket], bucket
-        packs = buffers.packs(entries, self._slots.spare)
-        self._state, x, drawn, draws = step.layers(self._params, self._state, *packs)
-        return Started(step, buffers, rows, x, drawn, draws, spans, pooled, awaits)
+    def _dispatch_layers(self, step: PendingStep, entries: np.ndarray) -> None:
+        """Dispatches the layers of a step whose buffers are filled.
+
+        Args:
+            entries: [4, n], what is new in the block tables (see StepInts).
+        """
+        self._last_bucket = step.bucket
+        uploads = self._buffers[step.bucket].uploads(entries, self._slots.spare)
+        program = self._steps[step.bucket]
+        self._state, step.layers = program.layers(self._params, self._state, *uploads)
 
     def _prompt_logprobs(
-        self, step: Step, x: jax.Array, spans: list[PromptSpan]
+        self, program: Step, hidden: jax.Array, spans: list[PromptSpan]
     ) -> dict[int, Logprobs[jax.Array]]:
-        """The logprobs of the rows that spans lie in, by piece."""
+        """The logprobs of the rows of the hidden states [T, E] that spans lie in, by piece."""
         pieces: dict[int, np.ndarray] = {}
         for span in spans:
             for row, token in enumerate(span.token_ids, span.first):
                 piece = pieces.setdefault(row // PIECE, np.zeros(PIECE, np.int32))
                 piece[row % PIECE] = token
         return {
-            n: step.prompt_logprobs(self._params, x, n * PIECE, targets)
+            n: program.prompt_logprobs(self._params, hidden, n * PIECE, targets)
             for n, targets in pieces.items()
         }
 
 
-def _entries(plan: StepPlan) -> np.ndarray:
-    """[4, n], what a plan writes into the block tables, as its new_blocks."""
+def _table_entries(plan: StepPlan) -> np.ndarray:
+    """[4, n] int32, what a plan writes into the block tables, with the rows of
+    StepPlan.new_blocks."""
     if not (plan.starts or plan.new_blocks):
         return _NO_ENTRIES
-    news = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
+    parts = [np.array(plan.new_blocks, np.int32).reshape(-1, 4).T]
     for start in plan.starts:
         for group, blocks in enumerate(start.block_ids):
             own = np.empty((4, len(blocks)), np.int32)
             own[0], own[1], own[2], own[3] = start.slot, group, np.arange(len(blocks)), blocks
-            news.append(own)
-    return np.concatenate(news, 1)
+            parts.append(own)
+    return np.concatenate(parts, 1)

@@ -1,6 +1,8 @@
-"""Host mirror of the running sequences' rows: what the runner must know to fill a step's arrays."""
+"""SlotTable: what the host knows of each slot, to fill a step's arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
@@ -13,12 +15,14 @@ from scheduler import Sequence, SlotStart
 class SlotTable:
     """One row a slot, plus a spare last row that padding points at.
 
-    The plan's changes keep it up to date; nothing here is recomputed from whole state.
+    Each plan's changes keep it up to date: a step costs no pass over all sequences. What depends on
+    a sequence's position is computed from `num_computed` alone.
 
-    num_computed: [N+1] int32, tokens of each slot's sequence whose KV is there.
+    num_computed: [N+1] int32, tokens of each slot's sequence whose KV is computed by the steps that
+        are dispatched.
     settled_until: [N+1] int32, see sampling_state.settled_until().
-    draws: [N+1, DRAW_COLUMNS] int32, what the sampler takes of a row that decodes.
-    rows: the columns of `draws`, of which output_positions are kept up to date.
+    draws: [N+1, DRAW_COLUMNS] int32, what the sampler takes of a row that decodes, but for the
+        output position.
     sequences: the last occupant of each slot.
     """
 
@@ -26,22 +30,33 @@ class SlotTable:
         count = max_num_seqs + 1
         self.spare = max_num_seqs
         self.num_computed = np.zeros(count, np.int32)
+        self._num_prompt = np.zeros(count, np.int32)
         self.settled_until = np.zeros(count, np.int32)
         self.draws = np.zeros((count, DRAW_COLUMNS), np.int32)
-        self.rows = DrawRows.of(self.draws)
-        self.rows.slots[:] = np.arange(count)
-        self.rows.keep[: self.spare] = 1
-        self.rows.ints[:], self.rows.floats[:] = GREEDY_INTS, GREEDY_FLOATS
+        self._rows = DrawRows.of(self.draws)
+        self._rows.slots[:] = np.arange(count)
+        self._rows.keep[: self.spare] = 1
+        self._rows.ints[:], self._rows.floats[:] = GREEDY_INTS, GREEDY_FLOATS
         self.sequences: list[Sequence | None] = [None] * count
 
     def occupy(self, start: SlotStart) -> None:
-        """Takes in a slot's new occupant."""
+        """Sets a slot's row for its new occupant."""
         slot, sequence = start.slot, start.sequence
         request: SamplingRequest = sequence.request.payload
         self.num_computed[slot] = start.num_computed_tokens
+        self._num_prompt[slot] = len(sequence.request.prompt_token_ids)
         self.settled_until[slot] = settled_until(sequence.request)
-        self.rows.output_positions[slot] = len(sequence.output_token_ids)
-        self.rows.ints[slot], self.rows.floats[slot] = pack(
+        self._rows.ints[slot], self._rows.floats[slot] = pack(
             request.params, sequence.index, request.masks is not None
         )
         self.sequences[slot] = sequence
+
+    def output_positions(self, slots: np.ndarray) -> np.ndarray:
+        """The output position that the last dispatched step draws for each of these slots;
+        negative before the end of the prompt, where nothing drawn is kept."""
+        positions: np.ndarray = self.num_computed[slots] - self._num_prompt[slots]
+        return positions
+
+    def next_output_positions(self, slots: SequenceOf[int]) -> np.ndarray:
+        """The output position that the next step draws for each of these slots, which decode."""
+        return self.output_positions(np.asarray(slots)) + 1

@@ -1,7 +1,8 @@
-"""A step's host arrays: fields of one buffer, so that one array goes up."""
+"""A step's arrays on the host: fields of one buffer, so that a step uploads a single array."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -14,7 +15,7 @@ from jaxserve.sampling.row_settings import NUM_FLOATS, NUM_INTS
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 _OWN_COLUMNS = 3
-ENTRIES = 256  # of block tables that a step's buffer holds
+ENTRIES = 256  # new entries of block tables that one buffer holds
 DRAW_COLUMNS = _OWN_COLUMNS + NUM_INTS + NUM_FLOATS
 
 
@@ -28,7 +29,7 @@ class StepInts(NamedTuple, Generic[Array]):
         context_lens: [S], tokens of each row's sequence up to and with this step.
         slots: [S], whose block tables the rows have; padding rows have the spare last one.
         entries: [4, ENTRIES], what is new in the block tables: slot, cache group, index and block;
-            padding has a slot that isn't there.
+            padding has a slot out of range, which the device ignores.
         draws: [R, DRAW_COLUMNS], see DrawRows; R is the bucket's `drawn`.
     """
 
@@ -66,7 +67,8 @@ class StepBatch(NamedTuple):
 
 
 def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> StepBatch:
-    """Where a step's tokens stand, by the slots' block tables [G, N+1, W]."""
+    """The positions of a step's tokens, and their places in the pool by the slots' block tables
+    [G, N+1, W]."""
     starts, lens = ints.query_starts, ints.context_lens
     token, width = jnp.arange(ints.tokens.shape[0]), tables.shape[2]
     if ints.tokens.shape == ints.slots.shape:
@@ -78,7 +80,7 @@ def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> Step
     positions = jnp.where(used, lens[row] - starts[row + 1] + token, 0)
     blocks = tables[:, ints.slots[row], positions // block_size]
     write_slots = jnp.where(used, blocks * block_size + positions % block_size, -1)
-    # Entries behind the context are those of a slot's occupant before.
+    # Entries behind the context are left over from a slot's previous occupant.
     known = jnp.arange(width) * block_size < lens[:, None]
     return StepBatch(
         positions, write_slots, starts, lens, jnp.where(known, tables[:, ints.slots], 0)
@@ -86,8 +88,8 @@ def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> Step
 
 
 def advance(bucket: Bucket) -> np.ndarray:
-    """What a pure decode's buffer grows by until the next step of the same rows: they are a token
-    further."""
+    """What to add to a pure decode's buffer to get that of the next step of the same rows, which
+    are then one token further."""
     shapes = int_shapes(bucket)
     ints = np.zeros(size(shapes), np.int32)
     fields = StepInts(*split(ints, shapes))
@@ -112,7 +114,7 @@ def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
 
 
 class DrawRows(NamedTuple, Generic[Array]):
-    """Columns of what the sampler takes [R, DRAW_COLUMNS], int32.
+    """Columns of the sampler's input [R, DRAW_COLUMNS], int32.
 
     Args:
         slots: [R], row of the persistent device state; padding rows have the spare last one.
@@ -144,3 +146,35 @@ class DrawRows(NamedTuple, Generic[Array]):
         """Views of a host buffer's columns, the floats as such."""
         rows = DrawRows.split(buffer)
         return rows._replace(floats=rows.floats.view(np.float32))
+
+
+@dataclass(slots=True)
+class HostBuffers:
+    """One bucket's buffer and the named views into it."""
+
+    ints: np.ndarray
+    batch: StepInts[np.ndarray]
+    rows: DrawRows[np.ndarray]
+
+    @classmethod
+    def allocate(cls, bucket: Bucket) -> HostBuffers:
+        shapes = int_shapes(bucket)
+        ints = np.zeros(size(shapes), np.int32)
+        batch = StepInts(*split(ints, shapes))
+        return cls(ints, batch, DrawRows.of(batch.draws))
+
+    def uploads(self, entries: np.ndarray, spare: int) -> list[np.ndarray]:
+        """Copies of the buffer for the device, as many as the entries [4, n] need; the last one
+        has the last of them. Copies, since the device may still read them when the buffer is
+        filled again.
+
+        Args:
+            spare: the slot that padding points at.
+        """
+        copies = []
+        for first in range(0, max(1, entries.shape[1]), ENTRIES):
+            some = entries[:, first : first + ENTRIES]
+            self.batch.entries.fill(spare + 1)
+            self.batch.entries[:, : some.shape[1]] = some
+            copies.append(self.ints.copy())
+        return copies

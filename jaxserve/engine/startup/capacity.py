@@ -1,4 +1,4 @@
-"""What an engine would look like: memory, blocks and programs, by arithmetic alone."""
+"""Memory, blocks and programs of an engine, computed from its config without starting it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.startup.device_info import DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
 
-TYPICAL_TOKENS = 1000  # of a request, for the figures
+TYPICAL_TOKENS = 1000  # tokens of the request that the figures take as typical
 
 
 def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
-    """Lines about the engine that would serve the model at path.
+    """Lines that describe the engine that would serve the model at path.
 
     Args:
-        path: config.json is enough of a Hugging Face folder.
-        gpu: a name in machine.GPUS; None is a CPU.
+        path: of a Hugging Face folder config.json is enough.
+        gpu: a name in device_info.GPUS; None is a CPU.
 
     Raises:
-        ModelError: the model has no config that we can read.
+        ModelError: the model has no config, or one that we can't read.
         ConfigError: the settings don't fit the model or the GPU.
     """
-    machine = DeviceInfo.named(gpu, config.gpu_memory_utilization)
-    dtype = jnp.dtype(machine.dtype(config))
+    device = DeviceInfo.named(gpu, config.gpu_memory_utilization)
+    dtype = jnp.dtype(device.dtype(config))
     model = outline(read_model_config(path), dtype, config.max_model_len)
-    limits = EngineLimits.resolve(config, model, dtype, machine)
+    limits = EngineLimits.resolve(config, model, dtype, device)
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB"
     yield f"KV cache     {describe_cache(limits)}"

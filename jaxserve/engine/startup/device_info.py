@@ -1,4 +1,4 @@
-"""DeviceInfo: what the defaults depend on, of this machine or of one that is only thought of."""
+"""DeviceInfo: what the defaults depend on, of this process's device or of a named GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import jax
 from jaxserve.config import MIB, EngineConfig
 from jaxserve.errors import ConfigError
 
-# Bytes of memory as CUDA reports them, of which XLA takes its share: the driver has set its own
-# part aside, which nvidia-smi counts in.
+# Bytes of memory as CUDA reports them, of which XLA takes its share. nvidia-smi shows more: also
+# what the driver reserves.
 GPUS = {
     "A100-40GB": 40_326 * MIB,
     "A100-80GB": 81_154 * MIB,
@@ -20,26 +20,30 @@ GPUS = {
     "H200-141GB": 143_156 * MIB,
 }
 
-_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # now, and once
+# The name that XLA reads now, and the one that it read before.
+_FRACTIONS = (
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+)
 
-
-# Outside of command buffers (CUDA graphs), where XLA leaves them by default, a branch or a loop
-# has the host wait for the device: no step could be dispatched while one runs.
+# By default XLA leaves branches and loops outside of command buffers (CUDA graphs). There the host
+# waits for the device at each of them, and no step could be dispatched while one runs.
 _COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
 
 def prepare_gpu(share: float) -> None:
-    """Lets XLA take this share of a GPU's memory, where its own default is three quarters, launch
+    """Has XLA take this share of a GPU's memory (its own default is three quarters), launch
     branches and loops without the host, and compute nothing twice to save memory.
 
-    Without effect once this process has used the device. The user's own settings of XLA win.
+    Has no effect once this process has used the device. Settings of XLA that the user has made
+    take precedence.
     """
     if not any(name in os.environ for name in _FRACTIONS):
         os.environ[_FRACTIONS[0]] = str(share)
     if importlib.util.find_spec("jax_plugins") is None:
-        return  # no plugin, no GPU; and options are part of the keys of the compilation cache
-    # XLA finds weights and pool more than its limit (80 % of the memory), and would compute angles
-    # and tiles anew in every layer.
+        return  # no GPU; and options would change the keys of the compilation cache
+    # Weights and pool take more than 80 % of the memory, from where on XLA would rematerialize:
+    # compute angles and tiles again in every layer.
     jax.config.update("jax_compiler_enable_remat_pass", False)
     flags = os.environ.get("XLA_FLAGS", "")
     if _COMMAND_BUFFERS not in flags:
@@ -56,7 +60,7 @@ class DeviceInfo:
 
     @classmethod
     def here(cls) -> DeviceInfo:
-        """The one that this process computes on; see prepare_gpu."""
+        """The device that this process computes on; see prepare_gpu."""
         if jax.default_backend() == "cpu":
             return cls(None)
         stats = jax.local_devices()[0].memory_stats() or {}
@@ -64,15 +68,15 @@ class DeviceInfo:
 
     @classmethod
     def named(cls, gpu: str | None, share: float) -> DeviceInfo:
-        """One with this share of this GPU, or a CPU.
+        """A device with this share of this GPU's memory, or a CPU.
 
         Raises:
-            ConfigError: we don't know the GPU.
+            ConfigError: the GPU isn't in GPUS.
         """
         if gpu is None:
             return cls(None)
         if gpu not in GPUS:
-            raise ConfigError(f"there is no GPU {gpu} here; known are {', '.join(GPUS)}")
+            raise ConfigError(f"the GPU {gpu} isn't known; choose one of {', '.join(GPUS)}")
         return cls(int(GPUS[gpu] * share))
 
     @property

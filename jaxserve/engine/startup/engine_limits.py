@@ -1,17 +1,14 @@
-"""The limits an engine really runs under: its settings where given, the machine's where not."""
+"""EngineLimits: the limits that an engine runs under, from settings, model and device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
-from jaxserve.config import GIB, MIB, EngineConfig, cache_dir
+from jaxserve.config import GIB, MIB, EngineConfig
 from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.cache_layout import CacheLayout
-from jaxserve.engine.device.compilation.checked_files import drop_damaged
 from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.device.paged_cache import bytes_per_block
 from jaxserve.engine.startup import step_memory
@@ -21,36 +18,17 @@ from scheduler import longest_sequence
 
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
-SLACK = 256 * MIB  # for holes between allocations, and libraries' work space
-
-
-def use_compilation_cache() -> Path:
-    """Keeps every compiled program on disk, however quick it was to compile.
-
-    The user's own JAX_COMPILATION_CACHE_DIR wins.
-
-    Returns:
-        The folder; damaged entries are gone from it.
-    """
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Source lines on every instruction double a program's size, and so the time to load it.
-    jax.config.update("jax_traceback_in_locations_limit", 0)
-    folder = Path(jax.config.jax_compilation_cache_dir)
-    drop_damaged(folder)
-    return folder
+SLACK = 256 * MIB  # for fragmentation, and the work space of libraries
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What EngineConfig leaves open, decided.
+    """Every limit decided, also those that EngineConfig leaves open.
 
     Args:
         layout: how the layers share the pool.
         num_blocks: blocks in the pool, the null block among them.
-        bytes_per_block: over all of the pool's buffers, K and V together.
+        bytes_per_block: of a block in all of the pool's buffers, K and V together.
         max_model_len: tokens of prompt and output; never more than the pool can hold.
     """
 
@@ -68,23 +46,23 @@ class EngineLimits:
         config: EngineConfig,
         model: ModelOutline,
         dtype: jnp.dtype,
-        machine: DeviceInfo,
+        device: DeviceInfo,
         step_bytes: int | None = None,
     ) -> EngineLimits:
-        """Decides the limits for a model on a machine.
+        """Decides the limits for a model on a device.
 
         Args:
-            step_bytes: what the largest step allocates on a GPU; None estimates it.
+            step_bytes: what the largest step allocates on a GPU; None: an estimate.
 
         Raises:
             ConfigError: the KV memory holds no block, max_model_len exceeds the model's, or the
-                machine can't keep what batch_invariant promises.
+                device can't keep what batch_invariant promises.
         """
-        on_cpu = machine.on_cpu
+        on_cpu = device.on_cpu
         if config.batch_invariant and not on_cpu:
             raise ConfigError(
-                "batch_invariant holds on a CPU alone: a GPU's matrix products go by their shape; "
-                "leave it out"
+                "batch_invariant holds on a CPU alone: on a GPU the bits of a matrix product "
+                "depend on its shape; leave it out"
             )
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
@@ -100,7 +78,7 @@ class EngineLimits:
             if step_bytes is None:
                 step_bytes = step_memory.estimate(model.config, dtype, Bucket(tokens, rows))
             tables = step_memory.table_bytes(rows, model.config.vocab_size)
-            memory = _spare_bytes(machine, model.nbytes, tables + step_bytes)
+            memory = _spare_bytes(device, model.nbytes, tables + step_bytes)
         per_block = bytes_per_block(layout.buffers, config.block_size, dtype)
         num_blocks = memory // per_block
         if num_blocks <= len(layout.groups):
@@ -129,14 +107,14 @@ class EngineLimits:
         return (self.num_blocks - 1) // held
 
 
-def _spare_bytes(machine: DeviceInfo, weights: int, step: int) -> int:
-    """What the KV cache may take."""
-    if machine.gpu_bytes is None:
+def _spare_bytes(device: DeviceInfo, weights: int, step: int) -> int:
+    """Bytes that the KV cache may take."""
+    if device.gpu_bytes is None:
         return CPU_KV_BYTES
-    free = machine.gpu_bytes - weights - step - SLACK
+    free = device.gpu_bytes - weights - step - SLACK
     if free <= 0:
         raise ConfigError(
-            f"of the GPU's {machine.gpu_bytes / GIB:.2f} GiB that the engine may use the weights "
+            f"of the GPU's {device.gpu_bytes / GIB:.2f} GiB that the engine may use the weights "
             f"take {weights / GIB:.2f} and a step {(step + SLACK) / GIB:.2f}, which leaves none "
             "for the KV cache: raise gpu_memory_utilization, lower max_num_batched_tokens, or take "
             "a smaller model"

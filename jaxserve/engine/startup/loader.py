@@ -28,10 +28,10 @@ def load_parameters(
     """Reads every parameter of a checkpoint, cast to dtype, in the order of `model.shapes`.
 
     Args:
-        mesh: where the parameters shall lie (see models/sharding.py); None is one device.
+        mesh: the devices to place the parameters on (see models/sharding.py); None: one device.
 
     Raises:
-        CheckpointError: it is damaged, or isn't what its config says.
+        CheckpointError: it is damaged, or doesn't match its config.
     """
     abstract = jax.tree.unflatten(model.structure, model.shapes)
     flat = nnx.to_flat_state(abstract)

@@ -1,7 +1,7 @@
-"""Files of a cache folder, checked against the sums that were recorded when they were written.
+"""Files of a cache folder, checked against checksums recorded when they were written.
 
-JAX reads an entry of its compilation cache without a checksum and never replaces one: a damaged
-entry would be compiled again at every start, or run as it is.
+JAX keeps no checksums of its compilation cache's entries and never replaces an entry: a damaged one
+would be compiled again at every start, or even run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tempfile import NamedTemporaryFile
 log = logging.getLogger(__name__)
 
 SUMS = "jaxserve-sums.json"  # file name -> [bytes, CRC-32]
-UNKNOWN_KEPT_S = 3600.0  # a younger file may be one that another engine is about to record
+UNKNOWN_KEPT_S = 3600.0  # another engine may be about to record a younger file
 
 
 def drop_damaged(folder: Path) -> int:
-    """Deletes the files of a folder that differ in any byte from what record() has seen.
+    """Deletes the files of a folder that differ in any byte from what record() found.
 
-    A file without a sum is deleted too once it is an hour old: a process that ended early has left
-    it there. What is deleted is made anew by whoever misses it.
+    A file without a checksum is deleted too once it is an hour old: a process that ended early has
+    left it there. The process that needs a deleted file makes it again.
 
     Returns:
         How many were deleted.
@@ -41,9 +41,9 @@ def drop_damaged(folder: Path) -> int:
 
 
 def record(folder: Path, since: float) -> None:
-    """Records the sums of files that were written since a time.time(); those of others stay.
+    """Records the checksums of files written since a time.time(); those of other files stay.
 
-    A folder that can't be written to is left as it is.
+    Does nothing if the folder can't be written to.
     """
     known, sums = _read_sums(folder), {}
     for file in _files(folder):
@@ -55,11 +55,11 @@ def record(folder: Path, since: float) -> None:
     try:
         write_whole(folder / SUMS, json.dumps(sums).encode())
     except OSError as error:
-        log.info("%s: no sums are kept: %s", folder, error)
+        log.info("%s: checksums can't be written: %s", folder, error)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that another process sees all of it or nothing.
+    """Writes a file atomically: another process sees all of it or nothing.
 
     Raises:
         OSError: it can't be written.
@@ -91,7 +91,7 @@ def _read_sums(folder: Path) -> dict[str, list[int]]:
 
 
 def _written(file: Path) -> float:
-    """When a file was written, on time.time()'s clock; 0 if it is gone."""
+    """When a file was written, by time.time(); 0 if it no longer exists."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""Counts compilations after ready, and on request refuses them."""
+"""CompileGuard: counts compilations after the engine is ready, and can refuse them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompileGuard:
-    """Listens to JAX's compile events while it is entered; a warm engine's step has none.
+    """Counts JAX's compile events inside its `with` block; the steps of a warm engine have none.
 
-    JAX has one listener list a process, so a guard counts only inside its own `with`: another
-    engine in the process may be warming up.
+    JAX reports the events of the whole process, in which another engine may be warming up, so only
+    those inside the block count.
 
     Args:
         forbid: raise on a compile instead of only counting it.
@@ -40,6 +40,6 @@ class CompileGuard:
             self.count += 1
             if self._forbid:
                 raise EngineError(
-                    f"a step compiled for {duration_secs:.2f} s after ready, against "
-                    "forbid_compile: a shape or an option was not warmed up"
+                    f"a step compiled for {duration_secs:.2f} s after the engine was ready, which "
+                    "forbid_compile forbids: a shape or an option was not warmed up"
                 )

@@ -1,4 +1,4 @@
-"""Compiling many programs at once."""
+"""Compiles many programs, several at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tqdm import tqdm
 THREADS = 2
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """A function to compile for arguments of these shapes.
 
     Args:
-        donated: positions of the arguments it takes over.
+        donated: positions of the arguments whose memory it may reuse.
     """
 
     function: Callable[..., Any]
@@ -26,29 +26,29 @@ class Job(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
-def trace(_: Hashable, job: Job) -> Lowered:
+def trace(_: Hashable, job: CompileJob) -> Lowered:
     """A job's program, not yet compiled."""
     return jax.jit(job.function, donate_argnums=job.donated).lower(*job.arguments)
 
 
-def compile_together(
-    jobs: Mapping[Hashable, Job],
+def compile_jobs(
+    jobs: Mapping[Hashable, CompileJob],
     progress: bool,
-    given_up: Event,
-    lower: Callable[[Hashable, Job], Lowered] = trace,
+    stop: Event,
+    lower: Callable[[Hashable, CompileJob], Lowered] = trace,
 ) -> dict[Hashable, Compiled]:
-    """Compiles all jobs: tracing is serial, XLA's part runs in threads beside it.
+    """Compiles all jobs. Tracing is serial; XLA compiles in threads meanwhile.
 
     Args:
-        given_up: once it is set, no further job is begun.
-        lower: gives a job's program.
+        stop: once it is set, no further job is begun.
+        lower: traces a job, or finds its traced program by its key.
 
     Raises:
-        CancelledError: it was.
+        CancelledError: `stop` was set.
     """
 
     def compile_one(lowered: Lowered) -> Compiled:
-        if given_up.is_set():
+        if stop.is_set():
             raise CancelledError
         return lowered.compile()
 
@@ -58,7 +58,7 @@ def compile_together(
     ):
         futures = {}
         for key, job in jobs.items():
-            if given_up.is_set():
+            if stop.is_set():
                 raise CancelledError
             futures[key] = pool.submit(compile_one, lower(key, job))
             futures[key].add_done_callback(lambda _: bar.update())

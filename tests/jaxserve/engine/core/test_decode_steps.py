@@ -15,7 +15,6 @@ from jaxserve.engine.device.pending_step import PendingStep
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from scheduler import StepPlan
 
 pytestmark = pytest.mark.slow
 STEPS = 4
@@ -91,10 +90,10 @@ def test_tokens_are_those_of_single_steps(
     """Each alone, all that can be steady together, with some that can't, and after preemptions."""
     dispatch, dispatched = several.core._runner.dispatch_several, 0
 
-    def counted(plans: list[StepPlan]) -> PendingStep:
+    def counted(step: PendingStep) -> None:
         nonlocal dispatched
         dispatched += 1
-        return dispatch(plans)
+        dispatch(step)
 
     monkeypatch.setattr(several.core._runner, "dispatch_several", counted)
     monkeypatch.setattr(several.core, "_overlap", overlap)
@@ -149,14 +148,14 @@ def test_logits_of_nan_in_a_later_step_fail_that_request_alone(
 ) -> None:
     good, bad = (list(several.generate(p, GREEDY)[0].outputs[0].token_ids) for p in prompts[1:])
     place = next(i for i in range(2, 24) if bad[i] not in {*bad[:i], *good, *prompts[2]})
-    ends = several.core._runner._params.ends
+    outer = several.core._runner._params.outer
     table = tiny_llama_golden["weight:model.embed_tokens.weight"].astype(np.float32)
-    leaf = next(i for i, array in enumerate(ends) if np.array_equal(array, table))
-    whole, ends[leaf] = ends[leaf], ends[leaf].at[bad[place]].set(np.nan)
+    leaf = next(i for i, array in enumerate(outer) if np.array_equal(array, table))
+    whole, outer[leaf] = outer[leaf], outer[leaf].at[bad[place]].set(np.nan)
     submit(several, "good", prompts[1], GREEDY)
     submit(several, "bad", prompts[2], GREEDY)
     outputs = drain(several)
-    ends[leaf] = whole
+    outer[leaf] = whole
     assert tokens_of(outputs, "good") == good
     assert tokens_of(outputs, "bad") == bad[: place + 1]
     assert [o.request_id for o in outputs if o.error] == ["bad"]
@@ -169,10 +168,10 @@ def test_a_dispatch_that_fails_ends_its_requests_alone(
     expected = several.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     dispatch, turns = several.core._runner.dispatch_several, itertools.count()
 
-    def second_fails(plans: list[StepPlan]) -> PendingStep:
+    def second_fails(step: PendingStep) -> None:
         if next(turns) == 1:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return dispatch(plans)
+        dispatch(step)
 
     monkeypatch.setattr(several.core._runner, "dispatch_several", second_fails)
     for name in ("a", "b"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jaxserve.engine.core import grammar_queue
 from jaxserve.engine.core.grammar_queue import QUICK, GrammarQueue
 from jaxserve.engine.core.protocol import Output, Submit
 from jaxserve.engine.device import sampling_state
-from jaxserve.engine.device.runner import Started
+from jaxserve.engine.device.pending_step import PendingStep
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling import grammar_trial
@@ -43,11 +44,11 @@ class Broken:
         self._draw, self._left, self._wholly = llm.core._runner.draw, times, wholly
         monkeypatch.setattr(llm.core._runner, "draw", self)
 
-    def __call__(self, started: Started) -> Any:
-        if self._left and (started.rows or self._wholly):
+    def __call__(self, step: PendingStep) -> None:
+        if self._left and (step.rows or self._wholly):
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._draw(started)
+        self._draw(step)
 
 
 def submit(llm: LLM, name: str, prompt: list[int]) -> None:
@@ -290,7 +291,8 @@ def test_requests_whose_grammar_compiles_take_places_of_the_queue(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, _ = hold_compiling(monkeypatch, but="")
-    monkeypatch.setattr(llm.core, "_most_queued", 3)
+    config = replace(llm.core._scheduler.config, max_queued_requests=3)
+    monkeypatch.setattr(llm.core._scheduler, "config", config)
     for name in ("a", "b", "c"):
         submit_grammar(llm, name, regex=f"{name}{{2}}")
     assert llm.core.stats.waiting == 3
@@ -372,14 +374,14 @@ def test_samples_that_break_in_one_step_fail_their_request_alone(
 ) -> None:
     draw, steps = llm.core._runner.draw, 0
 
-    def without_tokens(*args: Any) -> Any:
+    def without_tokens(step: PendingStep) -> None:
         nonlocal steps
         steps += 1
-        handle = draw(*args)
+        draw(step)
         if steps == 4:  # the second sample, a step behind, fills its block with this token
-            none = jax.device_put(np.full(handle.output.ids.shape, -1, np.int32))
-            handle.output = handle.output._replace(ids=none)
-        return handle
+            assert step.output is not None
+            none = jax.device_put(np.full(step.output.ids.shape, -1, np.int32))
+            step.output = step.output._replace(ids=none)
 
     two = SamplingParams(n=2, temperature=0, max_tokens=12, ignore_eos=True)
     with monkeypatch.context() as patched:

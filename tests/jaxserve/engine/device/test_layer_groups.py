@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.engine.device.layer_groups import cut
+from jaxserve.engine.device.layer_groups import cut_layers
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from jaxserve.engine.device.layer_groups import cut
     ],
 )
 def test_runs_that_are_alike(layers: str, expected: list[int]) -> None:
-    runs = cut(layers, range(4, 9))
+    runs = cut_layers(layers, range(4, 9))
     assert [len(run) for run in runs] == expected
     assert [i for run in runs for i in run] == list(range(len(layers)))
 
 
 def test_one_size_takes_all() -> None:
-    assert cut("ag" * 5, range(10, 11)) == [range(10)]
+    assert cut_layers("ag" * 5, range(10, 11)) == [range(10)]

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.device.buckets import Bucket
-from jaxserve.engine.device.runner import HostBuffers
-from jaxserve.engine.device.step_batch import ENTRIES, StepInts, int_shapes, place, split
+from jaxserve.engine.device.step_batch import (
+    ENTRIES,
+    HostBuffers,
+    StepInts,
+    int_shapes,
+    place,
+    split,
+)
 
 P, W, SPARE = 4, 5, 6
 
@@ -52,8 +58,8 @@ def test_tokens_stand_where_their_rows_tables_say(bucket: Bucket, lengths: list[
 def test_no_entry_of_a_block_table_is_left_behind(count: int) -> None:
     bucket = Bucket(16, 3)
     entries = np.arange(4 * count, dtype=np.int32).reshape(4, count) % SPARE
-    packs = HostBuffers.allocate(bucket).packs(entries, SPARE)
-    sent = np.concatenate([StepInts(*split(p, int_shapes(bucket))).entries for p in packs], 1)
-    assert len(packs) == max(1, -(-count // ENTRIES))
+    uploads = HostBuffers.allocate(bucket).uploads(entries, SPARE)
+    sent = np.concatenate([StepInts(*split(p, int_shapes(bucket))).entries for p in uploads], 1)
+    assert len(uploads) == max(1, -(-count // ENTRIES))
     assert (sent[:, :count] == entries).all()
     assert (sent[0, count:] > SPARE).all()

@@ -299,7 +299,7 @@ def test_logits_of_nan_fail_that_request_alone(
     llm: LLM, prompts: list[list[int]], temperature: float
 ) -> None:
     expected = run(llm, prompts[1])
-    params = llm.core._runner._params.ends
+    params = llm.core._runner._params.outer
     for i, leaf in enumerate(params):
         if leaf.shape[0] == VOCAB:
             params[i] = leaf.at[BROKEN_TOKEN].set(np.nan)

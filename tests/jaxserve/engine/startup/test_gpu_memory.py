@@ -21,8 +21,8 @@ from jaxserve.sampling.params import SamplingParams
 def test_the_pool_takes_what_a_measured_step_leaves(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = DeviceInfo(SLACK + 8 * MIB)
-    monkeypatch.setattr(DeviceInfo, "here", classmethod(lambda cls: machine))
+    device = DeviceInfo(SLACK + 8 * MIB)
+    monkeypatch.setattr(DeviceInfo, "here", classmethod(lambda cls: device))
     measured = []
 
     def measure(*args):  # type: ignore[no-untyped-def]
@@ -34,8 +34,8 @@ def test_the_pool_takes_what_a_measured_step_leaves(
     llm = LLM(str(tiny_llama), progress=False, max_num_seqs=2, max_num_batched_tokens=16)
     (step,) = measured
     runner = llm.core._runner
-    weights = sum(leaf.nbytes for part in runner._params.segments for leaf in part)
-    weights += sum(leaf.nbytes for leaf in runner._params.ends)
+    weights = sum(leaf.nbytes for part in runner._params.groups for leaf in part)
+    weights += sum(leaf.nbytes for leaf in runner._params.outer)
     tables = sum(table.nbytes for table in runner._state.tables)
     pool = sum(array.nbytes for buffer in runner._state.pages for array in buffer)
     block = pool // llm.core.ready.num_blocks

@@ -15,7 +15,7 @@ from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.engine.startup.device_info import DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
-from jaxserve.engine.startup.start import state_maker, step_programs
+from jaxserve.engine.startup.start_runner import state_maker, step_programs
 
 
 def test_no_step_copies_the_pool(llm: LLM) -> None:
@@ -23,8 +23,8 @@ def test_no_step_copies_the_pool(llm: LLM) -> None:
     pool = sum(array.nbytes for buffer in runner._state.pages for array in buffer)
     assert pool > 2**19
     for step in runner._steps.values():
-        for segment, program in zip(step.segments, step.run, strict=True):
-            own = sum(a.nbytes for buffer in segment.of(runner._state.pages) for a in buffer)
+        for group, program in zip(step.groups, step.run, strict=True):
+            own = sum(a.nbytes for buffer in group.select(runner._state.pages) for a in buffer)
             memory = program.memory_analysis()
             assert memory.alias_size_in_bytes >= own
             assert memory.temp_size_in_bytes < own / 4
@@ -34,9 +34,9 @@ def test_no_step_copies_the_pool(llm: LLM) -> None:
 def test_several_decode_steps_do_not_copy_the_pool(llm: LLM, tiny_llama: Path) -> None:
     pool, steps, vocab, dtype = 2**22, 3, llm.core._vocab, jnp.dtype("float32")
     config = EngineConfig(str(tiny_llama), max_num_seqs=8, kv_cache_memory=pool)
-    machine, model = DeviceInfo.here(), outline(read_model_config(tiny_llama), dtype, None)
-    limits = EngineLimits.resolve(config, model, dtype, machine)
-    programs = step_programs(limits, model, machine, vocab, steps)
+    device, model = DeviceInfo.here(), outline(read_model_config(tiny_llama), dtype, None)
+    limits = EngineLimits.resolve(config, model, dtype, device)
+    programs = step_programs(limits, model, device, vocab, steps)
     state = jax.eval_shape(state_maker(limits, dtype, vocab))
     bucket = llm.core._runner._table.decode[-1]
     job = programs.jobs(bucket, state)["repeat", bucket, steps]

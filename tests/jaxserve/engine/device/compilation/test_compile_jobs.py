@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.engine.device.compilation import traced_programs
-from jaxserve.engine.device.compilation.compile_jobs import Job, compile_together
+from jaxserve.engine.device.compilation.compile_jobs import CompileJob, compile_jobs
 from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
@@ -31,11 +31,11 @@ def test_no_program_is_begun_once_it_is_given_up() -> None:
         traced.append("second")
         return x
 
-    jobs = {1: Job(give_up, (SHAPE,)), 2: Job(second, (SHAPE,))}
+    jobs = {1: CompileJob(give_up, (SHAPE,)), 2: CompileJob(second, (SHAPE,))}
     with pytest.raises(CancelledError):
-        compile_together(jobs, False, given_up)
+        compile_jobs(jobs, False, given_up)
     assert traced == ["first"]
-    done = compile_together({2: jobs[2]}, False, Event())
+    done = compile_jobs({2: jobs[2]}, False, Event())
     assert done[2](jnp.ones(2)).tolist() == [1, 1]
 
 
@@ -48,8 +48,8 @@ def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
             return 2 * x, x
 
         lower = TracedPrograms(tmp_path, origin).lower
-        (done,) = compile_together(
-            {key: Job(double, (SHAPE,), (0,))}, False, Event(), lower
+        (done,) = compile_jobs(
+            {key: CompileJob(double, (SHAPE,), (0,))}, False, Event(), lower
         ).values()
         assert done.memory_analysis().alias_size_in_bytes == 8
         return done(jnp.ones(2))[0].tolist()
@@ -74,7 +74,9 @@ def test_a_damaged_program_on_disk_is_traced_anew_and_replaced(
             return 2 * x
 
         lower = TracedPrograms(tmp_path, 1).lower
-        (done,) = compile_together({"a": Job(double, (SHAPE,), ())}, False, Event(), lower).values()
+        (done,) = compile_jobs(
+            {"a": CompileJob(double, (SHAPE,), ())}, False, Event(), lower
+        ).values()
         return done(jnp.ones(2)).tolist()
 
     assert run() == [2, 2]

@@ -1,4 +1,4 @@
-"""From settings and a checkpoint to a runner that is warm."""
+"""Starts a runner: loads the model while its programs are compiled, and warms both up."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig, cache_dir
 from jaxserve.engine.device.buckets import BucketTable
 from jaxserve.engine.device.compilation import checked_files
+from jaxserve.engine.device.compilation.compilation_cache import use_compilation_cache
 from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
-from jaxserve.engine.device.layer_groups import CPU_SEGMENT_LAYERS, ModelParts
+from jaxserve.engine.device.layer_groups import CPU_GROUP_LAYERS, SplitModel
 from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.device.paged_cache import allocate
 from jaxserve.engine.device.runner import Runner
 from jaxserve.engine.device.slot_table import SlotTable
-from jaxserve.engine.device.step import StepPrograms, StepState
+from jaxserve.engine.device.step import StepState
+from jaxserve.engine.device.step_programs import StepPrograms
 from jaxserve.engine.startup import step_memory
 from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
-from jaxserve.engine.startup.engine_limits import EngineLimits, use_compilation_cache
+from jaxserve.engine.startup.engine_limits import EngineLimits
 from jaxserve.engine.startup.loader import load_parameters
 from jaxserve.engine.startup.stored_forms import stored_forms
 from jaxserve.models.config import ModelConfig
@@ -36,8 +38,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A warm runner, and what was found out on the way.
+class StartedRunner:
+    """A runner that is warm, and what it was started with.
 
     Args:
         vocab: tokens that may be drawn.
@@ -52,17 +54,19 @@ class Started:
     ready_s: float
 
 
-def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) -> Started:
-    """Loads the parameters while the programs are compiled, then runs both once.
+def start_runner(
+    config: EngineConfig, model_path: Path, num_ids: int, progress: bool
+) -> StartedRunner:
+    """Loads the parameters while the programs are compiled, then runs the programs once.
 
     Args:
         num_ids: ids that the tokenizer has.
 
     Raises:
         ModelError: the checkpoint can't be served.
-        ConfigError: the settings don't fit the model or the machine.
+        ConfigError: the settings don't fit the model or the device.
     """
-    began, wall = time.monotonic(), time.time()
+    began, began_wall = time.monotonic(), time.time()
     compilation_cache = use_compilation_cache()
     prepare_gpu(config.gpu_memory_utilization)
     device = DeviceInfo.here()
@@ -84,25 +88,27 @@ def start(config: EngineConfig, model_path: Path, num_ids: int, progress: bool) 
         measured = step_memory.measure(probe, table.mixed[-1], state)
         limits = EngineLimits.resolve(config, model, dtype, device, measured)
     programs = step_programs(limits, model, device, vocab, config.decode_steps)
-    empty_state = state_maker(limits, dtype, vocab)
-    pool, given_up = ThreadPoolExecutor(1), Event()
-    state = jax.eval_shape(empty_state)
-    compiling = pool.submit(programs.compile_all, table.all, state, progress, given_up)
+    new_state = state_maker(limits, dtype, vocab)
+    pool, stop_compiling = ThreadPoolExecutor(1), Event()
+    state = jax.eval_shape(new_state)
+    compiling = pool.submit(programs.compile_all, table.all, state, progress, stop_compiling)
     try:
-        params = programs.parts.distribute(load_parameters(checkpoint, model, dtype, progress))
+        leaves = load_parameters(checkpoint, model, dtype, progress)
+        params = programs.model.split_params(leaves)
         loaded = time.monotonic()
     except BaseException:
-        given_up.set()  # the interpreter's exit waits for what goes on
+        stop_compiling.set()  # or the interpreter would wait for it when it exits
         raise
     finally:
-        pool.shutdown(wait=False)  # a damaged checkpoint is told at once
+        pool.shutdown(wait=False)  # the error of a damaged checkpoint doesn't wait for compiling
     steps, copy = compiling.result()
     slots = SlotTable(limits.max_num_seqs)
-    runner = Runner(steps, copy, table, params, empty_state, slots)
-    # A GPU loads programs and captures command buffers at first use; a CPU has nothing like it.
+    runner = Runner(steps, copy, table, params, new_state, slots)
+    # A GPU loads programs and captures command buffers at first use; a CPU does neither.
     runner.warm_up((table.decode[0], table.mixed[0]) if device.on_cpu else table.all)
-    checked_files.record(compilation_cache, since=wall)
-    return Started(runner, limits, model.config, vocab, loaded - began, time.monotonic() - began)
+    checked_files.record(compilation_cache, since=began_wall)
+    now = time.monotonic()
+    return StartedRunner(runner, limits, model.config, vocab, loaded - began, now - began)
 
 
 def step_programs(
@@ -112,11 +118,11 @@ def step_programs(
     vocab: int,
     decode_steps: int = 1,
 ) -> StepPrograms:
-    """The step programs that serve a model under these limits, to be compiled."""
+    """The programs that serve a model under these limits, not yet compiled."""
     layers = len(model.cache_specs)
-    sizes = CPU_SEGMENT_LAYERS if device.on_cpu else range(layers, layers + 1)
-    parts = ModelParts.split(model, limits.layout, sizes)
-    # A GPU's kernels are no portable code.
+    sizes = CPU_GROUP_LAYERS if device.on_cpu else range(layers, layers + 1)
+    split = SplitModel.split(model, limits.layout, sizes)
+    # Programs with GPU kernels can't be exported, so they are traced at every start.
     traced = (
         TracedPrograms(
             cache_dir() / "traced", model.config, model.forms, model.shapes, limits, vocab
@@ -124,11 +130,11 @@ def step_programs(
         if device.on_cpu
         else None
     )
-    return StepPrograms(parts, limits.block_size, vocab, device.on_cpu, decode_steps, traced)
+    return StepPrograms(split, limits.block_size, vocab, device.on_cpu, decode_steps, traced)
 
 
 def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:
-    """What makes an empty state; it can be compiled."""
+    """A function that makes an empty state; it can be compiled."""
     width = -(-limits.max_model_len // limits.block_size)
 
     def new_state() -> StepState:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -18,26 +17,14 @@ from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.json_file import naming, read_json
 from checkpoints.stored.assemble import StoredTensor, widened_tensor
 from checkpoints.stored.quantization_config import quantization_config, replacements
-from checkpoints.stored.raw import RawTensor, Replacement
+from checkpoints.stored.raw import TYPES, RawTensor, Replacement
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.fields import OBJECT
 from jaxserve.models.registry import config_from_hf
 
 _FLOATS = ("F32", "F16", "BF16")
-# safetensors has no NumPy type for these.
-_SMALL = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": np.uint8}
-_ITEM_SIZES = {
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "I8": 1,
-    "U8": 1,
-    "I32": 4,
-    "I64": 8,
-}
+_UNKNOWN_TO_NUMPY = ("F8_E4M3", "F8_E8M0")  # as the safetensors package reads them
 _HEAD = "lm_head.weight"
 # A model that was saved without its head (an embedding model, for example) has no "model." before
 # its tensors' names.
@@ -55,12 +42,15 @@ class SafetensorsCheckpoint(Checkpoint):
             self._add(file)
         if _FLAT in self._raw:
             self._raw = {n if n == _HEAD else "model." + n: t for n, t in self._raw.items()}
-        self._nbytes = sum(math.prod(t.shape) * _ITEM_SIZES[t.dtype] for t in self._raw.values())
+        self._nbytes = sum(
+            math.prod(t.shape) * np.dtype(TYPES[t.dtype]).itemsize for t in self._raw.values()
+        )
         self._stored: dict[str, Replacement] = {}
         with naming(path):
             for found in replacements(quantization_config(path), self._raw):
                 self._stored[found.name] = found
-                self._raw = {n: t for n, t in self._raw.items() if n not in found.used}
+        used = frozenset().union(*(found.used for found in self._stored.values()))
+        self._raw = {name: tensor for name, tensor in self._raw.items() if name not in used}
         for name, tensor in self._raw.items():
             if tensor.dtype not in _FLOATS:
                 raise UnsupportedModelError(
@@ -102,12 +92,11 @@ class SafetensorsCheckpoint(Checkpoint):
                 raise CheckpointError(f"{file}: the tensor {name} is in another file too")
             tensor = opened.get_slice(name)
             shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-            if dtype not in _ITEM_SIZES:
+            if dtype not in TYPES:
                 raise UnsupportedModelError(
-                    f"{file}: the tensor {name} is stored as {dtype}; "
-                    f"supported: {', '.join(_ITEM_SIZES)}"
+                    f"{file}: the tensor {name} is stored as {dtype}; supported: {', '.join(TYPES)}"
                 )
-            read = partial(_read_bytes, file, name) if dtype in _SMALL else None
+            read = partial(_read_bytes, file, name) if dtype in _UNKNOWN_TO_NUMPY else None
             self._raw[name] = RawTensor(shape, dtype, read or partial(opened.get_tensor, name))
 
     def _is_ignored(self, name: str) -> bool:
@@ -146,10 +135,10 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _read_bytes(file: Path, name: str) -> np.ndarray:
-    """A tensor of one of the types in _SMALL."""
+    """A tensor of one of the types in _UNKNOWN_TO_NUMPY."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         entry = json.loads(opened.read(length))[name]
     begin, end = entry["data_offsets"]
     data = np.memmap(file, np.uint8, "r", 8 + length + begin, (end - begin,))
-    return data.view(_SMALL[entry["dtype"]]).reshape(entry["shape"])
+    return data.view(TYPES[entry["dtype"]]).reshape(entry["shape"])

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.json_file import read_json
-from checkpoints.stored import mxfp4
+from checkpoints.stored import compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.stored.raw import RawTensors, Replacement
 from jaxserve.errors import UnsupportedModelError
 
 Reader = Callable[[Mapping[str, Any], RawTensors], Iterator[Replacement]]
 
 _METHODS: Mapping[str, Reader] = {
+    "awq": gptq.awq,
+    "compressed-tensors": compressed_tensors.replacements,
+    "fp8": fp8.replacements,
+    "gptq": gptq.gptq,
     "mxfp4": lambda config, raw: mxfp4.replacements(raw),
 }
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from checkpoints.stored.assemble import StoredTensor
+
+# By safetensors' name. A scale of F8_E8M0 is read as its byte.
+TYPES: Mapping[str, Any] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": np.uint8,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "I32": np.int32,
+    "I64": np.int64,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     """Args:
-    dtype: safetensors' name of it, as F8_E4M3.
-    read: its numbers; uint8 where it is F8_E8M0.
+    dtype: safetensors' name of it, a key of TYPES.
     """
 
     shape: tuple[int, ...]

@@ -91,8 +91,10 @@ class PendingStep:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it computes."""
-        return sum(plan.num_tokens for plan in self.plans)
+        """Prompt tokens that it computes and output tokens that it draws, which is how vLLM counts
+        an iteration: the last token of a prompt is one of each."""
+        firsts = sum(chunk.samples for plan in self.plans for chunk in plan.chunks)
+        return sum(plan.num_tokens for plan in self.plans) + firsts
 
     @property
     def is_drawn(self) -> bool:

@@ -73,7 +73,12 @@ async def test_metrics_of_requests(server: Any, http: aiohttp.ClientSession) -> 
     assert grew("vllm:request_params_max_tokens_bucket", le="5.0") == 2
     assert grew("vllm:request_generation_tokens_sum") == 12
     assert grew("jaxserve:step_duration_seconds_count") >= 8
-    assert grew("vllm:iteration_tokens_total_sum") >= prompt_tokens
+    # Each prompt token that is computed, and each output token: the first request's prompt is
+    # computed whole, the second's but for its cached blocks, with the last token once more for its
+    # second choice; and 12 tokens are drawn.
+    cached = answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    computed = answers[0]["usage"]["prompt_tokens"] + prompt_tokens - cached + 1
+    assert grew("vllm:iteration_tokens_total_sum") == computed + 12
     assert after.one("http_requests_total", handler="/v1/completions", status="2xx") >= 2
     assert after.one("jaxserve:compiles_after_ready_total") == 0
     assert after.one("vllm:kv_cache_usage_perc") == 0

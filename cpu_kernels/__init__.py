@@ -1,6 +1,7 @@
-"""Machine code for a CPU, by numba, where XLA's falls short: products of few rows, paged attention.
+"""CPU kernels compiled by numba: matrix products of few rows, and paged attention.
 
-For importing only where there is a CPU to run on: it compiles, and starts threads.
+They replace XLA's own code where it is slow on CPUs. Importing this package compiles machine code
+and starts threads, so import it only where the model runs on a CPU.
 """
 
 from __future__ import annotations
@@ -19,52 +20,53 @@ import numba
 import numpy as np
 
 
-def _kept_at() -> str:
-    """Where machine code of this version is kept: the first folder that can be written to.
+def _cache_folder() -> str:
+    """The folder for compiled code of this version: the first one that can be written to.
 
-    Numba keeps a function's for as long as its own file stays the same; what it calls may be in
-    another.
+    Numba recompiles a function when its own file changes, but not when a function that it calls
+    changes in another file. The folder is therefore named after a hash of all source files.
     """
-    folder = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    package = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(package.glob("*.py")))
     version = hashlib.sha256(sources).hexdigest()[:16]
-    home = os.path.expanduser("~")  # stays as it is where nobody has one
-    places = numba.config.CACHE_DIR, folder / "__pycache__", f"{home}/.cache/jaxserve/numba"
-    for place in (Path(place) for place in places if os.path.isabs(place)):
+    home = os.path.expanduser("~")  # unchanged where the user has no home
+    places = numba.config.CACHE_DIR, package / "__pycache__", f"{home}/.cache/jaxserve/numba"
+    for folder in (Path(place) / version for place in places if os.path.isabs(place)):
         try:
-            (place / version).mkdir(parents=True, exist_ok=True)
-            if not any((place / version).iterdir()):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any(folder.iterdir()):
                 logging.getLogger(__name__).info("compiling kernels for this CPU, once: 20 s")
-            with tempfile.TemporaryFile(dir=place / version):
-                return str(place / version)
+            with tempfile.TemporaryFile(dir=folder):
+                return str(folder)
         except OSError:
             continue
-    nowhere = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, nowhere, ignore_errors=True)
-    return nowhere
+    temporary = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
-_before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _kept_at()
-from cpu_kernels.crew import ATTENTION, LINEAR  # noqa: E402
+# Numba reads the setting when it decorates a function, so it is set only while the kernels load.
+_original_folder, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
+from cpu_kernels.thread_pool import ATTENTION, LINEAR  # noqa: E402
 
-numba.config.CACHE_DIR = _before
+numba.config.CACHE_DIR = _original_folder
 
 CUSTOM_CALLS = (ATTENTION, LINEAR)
 _NO_WINDOW = 2**30
 
 
 def linear(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x @ w.T; a row's bits depend on that row and on w alone, if w is finite.
+    """x @ w.T. A row's bits depend on that row and on w alone, provided that w is finite.
 
     Args:
-        x: [T, I] float32. Last rows that are all zeros cost next to nothing.
+        x: [T, I] float32. Trailing rows of zeros cost next to nothing.
         w: [O, I] float32.
 
     Returns:
         [T, O] float32.
 
     Raises:
-        ValueError: other types or shapes.
+        ValueError: types or shapes other than these.
     """
     if not x.dtype == w.dtype == jnp.float32:
         raise ValueError(f"x and w must be float32; got {x.dtype} and {w.dtype}")
@@ -86,11 +88,13 @@ def attention(
     softcap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention of a ragged batch over paged keys and values; a token's bits depend on its
-    own sequence alone, decode or prefill, if that sequence's values are finite.
+    """Causal attention of a ragged batch over paged keys and values.
+
+    A token's bits depend on its own sequence alone, whether it is a decode or part of a prefill,
+    provided that the sequence's values are finite.
 
     Args:
-        q: [T, K, G, D] float32, scaled: G query heads for each of K kv heads.
+        q: [T, K, G, D] float32, scaled; G query heads for each of K kv heads.
         k_pages: [B, K, P, D] float32; P and D are multiples of 16.
         v_pages: [B, K, P, D] float32.
         block_tables: [S, W] int32.
@@ -98,13 +102,13 @@ def attention(
         query_starts: [S + 1] int32.
         window: a token sees the last `window` positions, its own included; None sees all.
         softcap: scores become softcap * tanh(score / softcap).
-        sinks: [K, G], one more logit a head in the softmax, with no value.
+        sinks: [K, G], an additional logit per head in the softmax, with no value.
 
     Returns:
         [T, K, G, D] float32; zeros for tokens past the last sequence.
 
     Raises:
-        ValueError: other types, sizes or shapes.
+        ValueError: types, sizes or shapes other than these.
     """
     block_size, head_dim = k_pages.shape[2:]
     if not q.dtype == k_pages.dtype == v_pages.dtype == jnp.float32:

@@ -1,4 +1,7 @@
-"""Paged attention for ragged batches, and the two cache operations it needs. Imports jax alone."""
+"""Paged attention for ragged batches, and the cache operations it needs: writing and copying.
+
+Of this repository, the package imports only `cpu_kernels`, and that only on a CPU.
+"""
 
 from pallas_kernels.api import copy_blocks, page_shape, paged_attention, write_kv
 

@@ -1,4 +1,4 @@
-"""Attention on a CPU by machine code of its own, for float32 pools."""
+"""Paged attention on a CPU by `cpu_kernels`, for float32 pools."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 
-def reads(k_pages: jax.Array, v_pages: jax.Array) -> bool:
-    """Whether it can attend to these pools; `xla` can to any."""
-    fits = k_pages.shape[2] % 16 == 0 and k_pages.shape[3] % 16 == 0
-    return fits and k_pages.dtype == v_pages.dtype == jnp.float32
+def supports(k_pages: jax.Array, v_pages: jax.Array) -> bool:
+    """Whether this implementation can read these pools; `xla` can read any."""
+    aligned = k_pages.shape[2] % 16 == 0 and k_pages.shape[3] % 16 == 0
+    return aligned and k_pages.dtype == v_pages.dtype == jnp.float32
 
 
 def paged_attention(
@@ -28,7 +28,7 @@ def paged_attention(
     v_scale: jax.Array | float | None,
     max_query_len: int,
 ) -> jax.Array:  # [T, H, D]
-    import cpu_kernels  # compiles and starts threads, where there is no GPU
+    import cpu_kernels  # only here, because the import compiles code and starts threads
 
     groups = (k_pages.shape[1], q.shape[1] // k_pages.shape[1])
     factor = scale if k_scale is None else scale * jnp.asarray(k_scale, jnp.float32)

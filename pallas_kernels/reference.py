@@ -1,4 +1,4 @@
-"""The definition of paged attention: one token at a time, dense, in float32. For tests."""
+"""The definition of paged attention, for tests: token by token, dense, in float32."""
 
 from __future__ import annotations
 

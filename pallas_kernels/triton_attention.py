@@ -1,13 +1,13 @@
 """Paged attention in Pallas for NVIDIA GPUs, through the Triton backend.
 
 The rows of a program's dot are (tokens x query heads of one kv head), so that a page is read once
-for the whole group. Work is a list of tiles, each some tokens of one sequence; tiles that the batch
-doesn't fill cost one look. The same kernel serves both lists: one-token sequences, whose context is
-split over programs by its actual length and merged (flash-decoding, Dao et al. 2023), and the rest.
-Scores, softmax (Milakov and Gimelshein 2018, in base 2) and accumulators are float32.
+for the whole group. The work is a list of tiles, each of which holds some tokens of one sequence;
+an empty tile costs one read. The same kernel runs twice. The decode list has the sequences with one
+query token, whose context is split over programs by its actual length and merged (flash-decoding,
+Dao et al. 2023). The prefill list has the other sequences. Scores, softmax (Milakov and Gimelshein
+2018, in base 2) and accumulators are float32.
 
-JAX has announced the end of the Triton backend; nothing outside this file and `triton_cache`
-depends on it.
+JAX has announced the end of the Triton backend; only this file and `triton_cache` depend on it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pallas_kernels import tuning
 from pallas_kernels.triton_cache import check_pool_size
 from pallas_kernels.tuning import Blocks
 
-_Ref = Any  # Pallas has no public type for one
+_Ref = Any  # Pallas has no public type for references
 _LOG2E = math.log2(math.e)
-_MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp2(0), not NaN
+_MASKED = -1e30  # finite, so that a row that has seen no key gives exp2(0), not NaN
 # Columns of the work list.
 _SEQUENCE, _TOKEN, _COUNT, _POSITION, _SPLITS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class _Static:
-    """What the kernels are compiled for."""
+    """The static parameters of a kernel."""
 
     blocks: Blocks
     group: int
@@ -56,7 +56,7 @@ class _Static:
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile."""
+        """Tokens per tile."""
         return 1 if self.num_splits else self.blocks.rows // self.group
 
 
@@ -83,7 +83,7 @@ def paged_attention(
     """See `pallas_kernels.paged_attention`; the last four arguments are for tests and the tuner.
 
     Raises:
-        ValueError: a head size over 256, pages of a type other than q's that isn't 8-bit, or a pool
+        ValueError: a head size above 256, pages that are neither of q's type nor 8-bit, or a pool
             that `check_pool_size` refuses.
     """
     num_tokens, heads, head_dim = q.shape
@@ -91,9 +91,9 @@ def paged_attention(
     rows, width = block_tables.shape
     padded = pl.next_power_of_2(head_dim)
     if padded > 256:
-        raise ValueError(f"the triton kernels take head sizes up to 256; got {head_dim}")
+        raise ValueError(f"the triton kernels support head sizes up to 256; got {head_dim}")
     if k_pages.dtype != q.dtype and k_pages.dtype.itemsize != 1:
-        raise ValueError(f"pages must be {q.dtype} as q, or 8-bit; got {k_pages.dtype}")
+        raise ValueError(f"pages must be {q.dtype}, as q is, or 8-bit; got {k_pages.dtype}")
     check_pool_size(k_pages)
     group = heads // kv_heads
     splits = splits or tuning.max_splits(rows, kv_heads, width * block_size)
@@ -123,8 +123,8 @@ def paged_attention(
         k_factor,
         v_factor,
     )
-    # A program reads its rows of q and writes the result over them, so that no buffer for the
-    # output is filled beforehand; what no program writes, padding, must be zeros.
+    # A program overwrites its rows of q with the result, so no output buffer needs to be filled
+    # first. No program writes the padding rows, which must be zeros.
     real = jnp.arange(num_tokens) < query_starts[-1]
     out = jnp.where(real[:, None, None], q, 0)
     query_lens = query_starts[1:] - query_starts[:-1]
@@ -140,7 +140,7 @@ def _fit_group(blocks: Blocks, group: int) -> Blocks:
 
 
 def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Array, jax.Array]:
-    """Pages as the kernel loads them, and the factor [K] that makes them keys or values."""
+    """Pages as the kernel loads them, and the factor [K] from stored to actual numbers."""
     factor = jnp.broadcast_to(
         jnp.asarray(1.0 if scale is None else scale, jnp.float32), (pages.shape[1],)
     )
@@ -151,7 +151,8 @@ def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Arr
     return pages, factor
 
 
-# Four cells to two pairs of float16: spread the bytes; for e4m3 then move all but the sign right.
+# Converts four 8-bit numbers to two pairs of float16. Each byte becomes the upper byte of a
+# float16; for e4m3, all bits except the sign are then shifted right by one.
 _SPREAD = "prmt.b32 {0}, 0, $2, 0x5040; prmt.b32 {1}, 0, $2, 0x7060;"
 _WIDEN_E5M2 = _SPREAD.format("$0", "$1")
 _WIDEN_E4M3 = (
@@ -163,11 +164,12 @@ _WIDEN_E4M3 = (
 
 
 def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype, interpret: bool) -> jax.Array:
-    """Stored cells as numbers of the compute type.
+    """Converts stored numbers to the compute type.
 
-    8-bit ones come as bits, for sm_80 has no conversion from e4m3. Both kinds are float16 with
-    bits left out: e5m2 exactly so, e4m3 with an exponent bias smaller by 8, so 256 times too small
-    (subnormals included; its NaN reads as 480, so the writer must store none).
+    8-bit numbers are loaded as bits, because sm_80 cannot convert from e4m3. Both 8-bit types are
+    float16 with fewer bits. For e5m2 this is exact. The exponent bias of e4m3 is smaller by 8, so
+    its numbers come out 256 times too small, subnormals included, which the caller corrects. Its
+    NaN comes out as 480, so the writer must not store NaN.
     """
     e4m3 = stored == jnp.float8_e4m3fn
     if x.dtype == jnp.int8 and interpret:
@@ -175,8 +177,9 @@ def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype, interpret: bool) -
         bits = (bits << 7) & 0xBFFF if e4m3 else bits << 8
         x = lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.float16)
     elif x.dtype == jnp.int8:
-        # In registers of four: the compiler would take one by one. Flat, which saves Triton a
-        # tenth of the loop's instructions and, with 32 keys, 48 of 128 registers.
+        # Four numbers per register; the compiler would convert them one by one. On a flat array,
+        # Triton needs a tenth fewer instructions in the loop and, with 32 keys, 80 instead of 128
+        # registers.
         (flat,) = plt.elementwise_inline_asm(
             _WIDEN_E4M3 if e4m3 else _WIDEN_E5M2,
             args=[x.reshape(-1)],
@@ -195,24 +198,24 @@ def _prefill_tiles(
     context_lens: jax.Array,
     query_starts: jax.Array,
 ) -> jax.Array:  # [N, 5]
-    """Tiles of the sequences with several query tokens, in order of tokens; the rest are empty."""
+    """Tiles of the sequences with several query tokens, last tokens first; the rest are empty."""
     counts = jnp.where(query_lens > 1, -(-query_lens // tile), 0)
     ends = jnp.cumsum(counts)
-    # Each sequence's last tile may be short, and every such sequence has two tokens at least.
+    # The last tile of a sequence may be partly filled; each sequence has at least two tokens.
     size = num_tokens // tile + min(query_lens.shape[0], num_tokens // 2)
     i = jnp.arange(size, dtype=jnp.int32)
     s = jnp.minimum(jnp.sum(ends[None] <= i[:, None], axis=1, dtype=jnp.int32), counts.shape[0] - 1)
     first = query_starts[s] + (i - (ends[s] - counts[s])) * tile
     count = jnp.where(i < ends[-1], jnp.minimum(tile, query_starts[s + 1] - first), 0)
     position = context_lens[s] - query_starts[s + 1] + first
-    # Late tiles of a prompt see the most keys: start them first.
+    # The late tiles of a prompt see the most keys, so they start first.
     return jnp.stack([s, first, count, position, jnp.ones_like(s)], axis=1)[::-1]
 
 
 def _decode_tiles(
     static: _Static, query_lens: jax.Array, context_lens: jax.Array, query_starts: jax.Array
 ) -> jax.Array:  # [S, 5]
-    """One tile a sequence, empty unless it has one query token."""
+    """One tile per sequence, empty unless the sequence has one query token."""
     count = (query_lens == 1).astype(jnp.int32)
     length = context_lens if static.window is None else jnp.minimum(context_lens, static.window)
     long = -(-length // tuning.SPLIT_MAX)
@@ -224,9 +227,9 @@ def _decode_tiles(
 def _call(
     static: _Static,
     tiles: jax.Array,  # [N, 5]
-    q: jax.Array,  # [T, H, D]; rows of other lists may hold their results already
+    q: jax.Array,  # [T, H, D]; rows of the other list may hold results already
     inputs: tuple[jax.Array, ...],
-) -> jax.Array:  # [T, H, D], q with the rows of this list replaced by their results
+) -> jax.Array:  # [T, H, D], q with the rows of this list replaced by results
     num_tiles, (_, heads, head_dim), kv_heads = len(tiles), q.shape, inputs[0].shape[1]
     split = static.num_splits > 1
     shapes: tuple[jax.ShapeDtypeStruct, ...]
@@ -274,10 +277,10 @@ def _attention_kernel(
     sinks_ref: _Ref,  # [H]
     k_factor_ref: _Ref,  # [K]
     v_factor_ref: _Ref,  # [K]
-    *refs: _Ref,  # out, or partial tops and totals [X, N, K, R] and values [X, N, K, R, D]
+    *refs: _Ref,  # out, or per split maxima and totals [X, N, K, R] and values [X, N, K, R, D]
     static: _Static,
 ) -> None:
-    """One kv head of one tile, or of one split of its context."""
+    """Attention of one tile to one kv head, over its context or over one split of it."""
     head, tile, split = (pl.program_id(axis) for axis in range(3))
     count = tiles_ref[tile, _COUNT]
     splits = tiles_ref[tile, _SPLITS]
@@ -300,14 +303,15 @@ def _attention_kernel(
         )
         factor = static.scale * k_factor_ref[head]
         if static.stored.itemsize == 1 and q.dtype == jnp.bfloat16:
-            # 8-bit cells widen to float16 at a fraction of the instructions; scaled, q fits too.
+            # Converting 8-bit numbers to float16 takes a fraction of the instructions that bfloat16
+            # takes. Once scaled, q is within the range of float16.
             q = (q.astype(jnp.float32) * static.scale).astype(jnp.float16)
             factor = k_factor_ref[head]
         begin = 0 if static.window is None else jnp.maximum(position - static.window + 1, 0)
         keys = _Keys(k_ref, v_ref, tables_ref, s, head, begin, position + count, q.dtype, static)
 
         def step(i: jax.Array, carry: tuple[jax.Array, ...], masked: bool) -> tuple[jax.Array, ...]:
-            top, total, values = carry
+            maximum, total, values = carry
             k, v = keys.load(i, masked)
             scores = _dot(q, k.T) * factor
             if static.softcap is not None:
@@ -319,21 +323,22 @@ def _attention_kernel(
                 if static.window is not None:
                     seen &= key[None] > (position + token)[:, None] - static.window
                 scores = jnp.where(seen, scores, _MASKED)
-            new_top = jnp.maximum(top, jnp.max(scores, axis=1))
-            decay = jnp.exp2(top - new_top)
-            weights = jnp.exp2(scores - new_top[:, None])
+            new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=1))
+            decay = jnp.exp2(maximum - new_maximum)
+            weights = jnp.exp2(scores - new_maximum[:, None])
             return (
-                new_top,
+                new_maximum,
                 total * decay + jnp.sum(weights, axis=1),
                 values * decay[:, None] + _dot(weights.astype(v.dtype), v),
             )
 
-        # Steps start at multiples of their size, so that a sequence's sums are its own.
+        # Steps start at multiples of their size, so that a sequence's sums do not depend on others.
         low, high = begin // num_keys, pl.cdiv(position + count, num_keys)
         share = pl.cdiv(high - low, splits)
         low = low + split * share
         high = jnp.minimum(low + share, high)
-        # Every row sees the whole of the steps before this one; a window has two ragged ends.
+        # In the steps before `full`, every row sees every key, so no mask is needed. With a window
+        # there are none, because its beginning needs a mask too.
         full = low if static.window is not None else (position + 1) // num_keys
         full = jnp.clip(full, low, jnp.maximum(low, high))
         carry = (
@@ -349,49 +354,51 @@ def _attention_kernel(
                 carry[2],
             )
         carry = lax.fori_loop(low, full, functools.partial(step, masked=False), carry)
-        top, total, values = lax.fori_loop(full, high, functools.partial(step, masked=True), carry)
+        maximum, total, values = lax.fori_loop(
+            full, high, functools.partial(step, masked=True), carry
+        )
         values *= v_factor_ref[head]
         if static.num_splits > 1:
-            top_ref, total_ref, values_ref = refs
-            plt.store(top_ref.at[split, tile, head, row], top, mask=row < group)
-            plt.store(total_ref.at[split, tile, head, row], total, mask=row < group)
+            maxima_ref, totals_ref, values_ref = refs
+            plt.store(maxima_ref.at[split, tile, head, row], maximum, mask=row < group)
+            plt.store(totals_ref.at[split, tile, head, row], total, mask=row < group)
             where = values_ref.at[split, tile, head, row[:, None], lane[None]]
             plt.store(where, values, mask=row_mask)
         else:
-            (out_ref,) = refs  # the same memory as q
+            (out_ref,) = refs  # aliased with q
             where = out_ref.at[(first + token)[:, None], query_head[:, None], lane[None]]
             plt.store(where, (values / total[:, None]).astype(out_ref.dtype), mask=row_mask)
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Where a program's keys and values lie."""
+    """The keys and values that a program reads."""
 
     k_ref: _Ref  # [B, K, P, D]
     v_ref: _Ref  # [B, K, P, D]
     tables_ref: _Ref  # [S, W]
     sequence: jax.Array
     head: jax.Array
-    begin: jax.Array | int  # only positions from begin to end - 1 are loaded
+    begin: jax.Array | int  # positions from begin to end - 1 are loaded
     end: jax.Array
     dtype: jnp.dtype
     static: _Static
 
     def load(self, step: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array]:
-        """Keys and values of one step of the loop, [keys, padded D] each; zeros where masked."""
+        """The keys and values of one loop step, each [keys, padded D]; zeros where masked."""
         num_keys, block_size = self.static.blocks.keys, self.k_ref.shape[2]
         key = step * num_keys + jnp.arange(num_keys)
         valid = (key >= self.begin) & (key < self.end)
         entry = self.tables_ref.at[self.sequence, key // block_size]
         page = plt.load(entry, mask=valid, other=0) if masked else plt.load(entry)
         lane = jnp.arange(self.static.padded_head_dim)
-        cells = (page[:, None], self.head, (key % block_size)[:, None], lane[None])
+        indices = (page[:, None], self.head, (key % block_size)[:, None], lane[None])
         mask = None
         if masked or self.static.head_dim != self.static.padded_head_dim:
             mask = valid[:, None] & (lane < self.static.head_dim)[None]
 
         def fetch(ref: _Ref) -> jax.Array:
-            where = ref.at[cells]
+            where = ref.at[indices]
             x = plt.load(where) if mask is None else plt.load(where, mask=mask, other=0)
             return _widen(x, self.static.stored, self.dtype, self.static.interpret)
 
@@ -400,40 +407,40 @@ class _Keys:
 
 def _merge_kernel(
     tiles_ref: _Ref,  # [N, 5]
-    top_ref: _Ref,  # [X, N, K, R]
-    total_ref: _Ref,  # [X, N, K, R]
+    maxima_ref: _Ref,  # [X, N, K, R]
+    totals_ref: _Ref,  # [X, N, K, R]
     values_ref: _Ref,  # [X, N, K, R, D]
-    unused_q_ref: _Ref,  # the output is the same memory
+    unused_q_ref: _Ref,  # aliased with the output
     out_ref: _Ref,  # [T, H, D]
     *,
     group: int,
     head_dim: int,
 ) -> None:
-    """Joins the splits of one query head of one tile."""
+    """Merges the splits of one query head of one tile."""
     head, tile = pl.program_id(0), pl.program_id(1)
     at = (tile, head // group, head % group)
     splits = tiles_ref[tile, _SPLITS]
 
     @pl.when(tiles_ref[tile, _COUNT] > 0)
     def _() -> None:
-        split = jnp.arange(pl.next_power_of_2(top_ref.shape[0]))
-        tops = plt.load(top_ref.at[split, *at], mask=split < splits, other=_MASKED)
-        totals = plt.load(total_ref.at[split, *at], mask=split < splits, other=0.0)
-        top = jnp.max(tops)
-        total = jnp.sum(totals * jnp.exp2(tops - top))
+        split = jnp.arange(pl.next_power_of_2(maxima_ref.shape[0]))
+        maxima = plt.load(maxima_ref.at[split, *at], mask=split < splits, other=_MASKED)
+        totals = plt.load(totals_ref.at[split, *at], mask=split < splits, other=0.0)
+        maximum = jnp.max(maxima)
+        total = jnp.sum(totals * jnp.exp2(maxima - maximum))
         size = min(16, split.shape[0])
         lane = jnp.arange(pl.next_power_of_2(head_dim))
 
         def step(i: jax.Array, values: jax.Array) -> jax.Array:
             split = i * size + jnp.arange(size)
             active = split < splits
-            tops = plt.load(top_ref.at[split, *at], mask=active, other=_MASKED)
+            maxima = plt.load(maxima_ref.at[split, *at], mask=active, other=_MASKED)
             part = plt.load(
                 values_ref.at[split[:, None], *at, lane[None]],
                 mask=active[:, None] & (lane < head_dim)[None],
                 other=0.0,
             )
-            return values + jnp.sum(part * jnp.exp2(tops - top)[:, None], axis=0)
+            return values + jnp.sum(part * jnp.exp2(maxima - maximum)[:, None], axis=0)
 
         values = lax.fori_loop(0, pl.cdiv(splits, size), step, jnp.zeros(lane.shape, jnp.float32))
         where = out_ref.at[tiles_ref[tile, _TOKEN], head, lane]
@@ -441,6 +448,6 @@ def _merge_kernel(
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b, summed in float32; float32 operands are not rounded to TF32."""
+    """a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)

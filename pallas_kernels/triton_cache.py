@@ -1,4 +1,4 @@
-"""Writing new keys and values into the pool, in Pallas for NVIDIA GPUs (Triton backend)."""
+"""Writes new keys and values into the pool, in Pallas for NVIDIA GPUs (Triton backend)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _Ref = Any  # Pallas has no public type for one
 
 
 def check_pool_size(pages: jax.Array) -> None:
-    """Refuses a pool whose cells Pallas would not find.
+    """Refuses a pool in which Pallas would compute wrong offsets.
 
-    It computes offsets in 64 bits from 2^32 bytes on and in 32 bits (signed, of elements) below:
-    right for all types but the 8-bit ones.
+    Pallas computes offsets in elements, with 64 bits for arrays from 2^32 bytes on and with signed
+    32 bits for smaller ones. That is correct for all types except the 8-bit ones.
 
     Raises:
-        ValueError: an 8-bit pool of more than 2^31 cells and at most 2^32.
+        ValueError: an 8-bit pool of more than 2^31 and at most 2^32 elements.
     """
     if pages.dtype.itemsize == 1 and 2**31 < math.prod(pages.shape) <= 2**32:
         raise ValueError(
-            f"an 8-bit pool of {pages.shape} has {math.prod(pages.shape)} cells; take at most "
-            f"{2**31} or more than {2**32}"
+            f"an 8-bit pool of shape {pages.shape} has {math.prod(pages.shape)} elements; choose a "
+            f"number of blocks for at most {2**31} elements, or for more than {2**32}"
         )
 
 
@@ -39,14 +39,14 @@ def write_kv(
     *,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `pallas_kernels.write_kv`. The pools come back as the same memory, where donated."""
+    """See `pallas_kernels.write_kv`."""
     check_pool_size(k_pages)
     dtype = k_pages.dtype
-    if dtype.itemsize == 1:  # moved as bits: sm_80 knows no e4m3
+    if dtype.itemsize == 1:  # copied as bits, because sm_80 does not support e4m3
         k, v, k_pages, v_pages = (
             lax.bitcast_convert_type(x, jnp.uint8) for x in (k, v, k_pages, v_pages)
         )
-    # One operand, so that XLA computes both in one kernel.
+    # Keys and values are one operand, so that XLA computes both in one kernel.
     new = jnp.concatenate([k, v], axis=1)
     pools = pl.pallas_call(
         _write_kernel,
@@ -70,12 +70,12 @@ def write_kv(
 def _write_kernel(
     new_ref: _Ref,  # [T, 2K, D], keys before values
     slots_ref: _Ref,  # [T]
-    unused_k_pages_ref: _Ref,  # the outputs are the same memory
+    unused_k_pages_ref: _Ref,  # aliased with the outputs
     unused_v_pages_ref: _Ref,
     k_pages_ref: _Ref,  # [B, K, P, D]
     v_pages_ref: _Ref,  # [B, K, P, D]
 ) -> None:
-    """One token."""
+    """Stores the keys and values of one token."""
     token = pl.program_id(0)
     slot = slots_ref[token]
     kv_heads, block_size, head_dim = k_pages_ref.shape[1:]

@@ -1,11 +1,14 @@
-"""Paged attention and cache writes in plain XLA, for any device; on a CPU, attention for pools
-that aren't float32.
+"""Paged attention and cache writes in plain XLA, for any device.
 
-Loops with dynamic trip counts, so that cost follows the tokens that are there and not the buckets:
-over (group of sequences, piece of their contexts) for sequences with a single query token, and over
-(tile of query tokens of one sequence, piece of context) for the rest. Pieces start at multiples of
-their size and tiles at the sequence's first query token, so a token's sums never depend on what
-else is in the batch. The softmax is online (Milakov and Gimelshein 2018, algorithm 3).
+On a CPU, attention to float32 pools has kernels of its own (`cpu_kernels`); this module serves the
+other types there.
+
+Loops have dynamic trip counts, so that the cost follows the tokens in the batch and not the size of
+the buckets. Sequences with one query token are processed in groups: the loop runs over (group of
+sequences, key tile). The other sequences are processed in tiles of query tokens: the loop runs over
+(query tile of one sequence, key tile). Key tiles start at multiples of their size and query tiles
+at the sequence's first query token, so a token's sums do not depend on the rest of the batch. The
+softmax is online (Milakov and Gimelshein 2018, algorithm 3).
 """
 
 from __future__ import annotations
@@ -18,67 +21,70 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Tokens of context that one step of a loop takes, and query tokens of a prefill tile: the fastest
-# of 128, 256 and 512 (tile: 32, 64 and 128) on two cores.
-DECODE_PIECE = 256
-PREFILL_PIECE = 256
-PREFILL_TILE = 128
-# Sequences that one step takes (1, 2, 4, 8: 10.7, 7.6, 6.8, 7.1 ms for 32 of 512 tokens).
-DECODE_GROUP = 4
-# The last piece of each context is taken as a whole one, a half or a quarter, whichever holds it
-# (1, 2, 3 sizes: 32 of 60 tokens 1.3, 0.9, 0.8 ms; 32 of 128: 2.8, 1.8, 1.7; 32 of 512: the same).
-DECODE_SIZES = 3
+# Keys per loop step of decode and of prefill, and query tokens per query tile: the fastest of 128,
+# 256 and 512 keys and of 32, 64 and 128 query tokens, on two cores.
+DECODE_KEY_TILE = 256
+PREFILL_KEY_TILE = 256
+PREFILL_QUERY_TILE = 128
+# Sequences per decode step (1, 2, 4, 8: 10.7, 7.6, 6.8, 7.1 ms for 32 sequences of 512 tokens).
+DECODE_SEQUENCES = 4
+# The last key tile of a context is read as a whole tile, a half or a quarter, whichever suffices.
+# (With 1, 2 and 3 such sizes: 1.3, 0.9, 0.8 ms for 32 sequences of 60 tokens, 2.8, 1.8, 1.7 ms for
+# 32 of 128, no difference for 32 of 512.)
+LAST_TILE_SIZES = 3
 # The most rows of one product of weights and values. The order of a product's sums may depend on
 # its number of rows: on a CPU, XLA's library YNNPACK copies the values into another layout where
 # the rows fill more than ten of its blocks (of 4 rows or more with AVX2 or AVX-512), and adds up
-# in another order then. Measured on a Zen 4 with jax 0.10.2, 0.11.2 and 0.12.0: 2 to 49 rows give
+# in another order then. Measured with jax 0.10.2, 0.11.2 and 0.12.0 on a Zen 4: 2 to 49 rows give
 # one result and 52 rows or more give another, for head sizes other than 8, 16, 56, 64 and 128.
-VALUE_ROWS = 32
-_MASKED = -1e30  # finite, so that a row with nothing seen yet gives exp(0), not NaN
+# With AVX2 alone (emulated), the same holds for head size 256.
+MAX_PRODUCT_ROWS = 32
+_MASKED = -1e30  # finite, so that a row that has seen no key gives exp(0), not NaN
 
 
 class _Softmax(NamedTuple):
-    """State of an online softmax over rows: (maximum, sum, weighted values)."""
+    """State of an online softmax, one per row."""
 
-    top: jax.Array  # [...]
-    total: jax.Array  # [...]
-    values: jax.Array  # [..., D]
+    maximum: jax.Array  # [...] of the scores so far
+    total: jax.Array  # [...] sum of the weights, which are exp(score - maximum)
+    values: jax.Array  # [..., D] weighted sum of the values
 
     @classmethod
-    def empty(cls, shape: tuple[int, ...]) -> _Softmax:
-        """The softmax before any key, for values of this shape."""
+    def initial(cls, shape: tuple[int, ...]) -> _Softmax:
+        """The state before the first key, for weighted values of this shape."""
         return cls(
             jnp.full(shape[:-1], _MASKED, jnp.float32),
             jnp.zeros(shape[:-1], jnp.float32),
             jnp.zeros(shape, jnp.float32),
         )
 
-    def then(self, piece: _Softmax) -> _Softmax:
-        """This and a piece after it, whose maximum is at least as high."""
-        decay = jnp.exp(self.top - piece.top)
+    def combine(self, tile: _Softmax) -> _Softmax:
+        """Adds a key tile, whose maximum must be at least this state's."""
+        decay = jnp.exp(self.maximum - tile.maximum)
         return _Softmax(
-            piece.top,
-            self.total * decay + piece.total,
-            self.values * decay[..., None] + piece.values,
+            tile.maximum,
+            self.total * decay + tile.total,
+            self.values * decay[..., None] + tile.values,
         )
 
     def result(self, sinks: jax.Array | None) -> jax.Array:
-        """The weighted mean of the values. sinks: [...] logits with no value."""
+        """The weighted mean of the values, [..., D]. sinks: [...] logits that have no value."""
         if sinks is None:
             return self.values / self.total[..., None]
-        top = jnp.maximum(self.top, sinks)
-        decay = jnp.exp(self.top - top)
-        total = self.total * decay + jnp.exp(sinks - top)
+        maximum = jnp.maximum(self.maximum, sinks)
+        decay = jnp.exp(self.maximum - maximum)
+        total = self.total * decay + jnp.exp(sinks - maximum)
         return self.values * (decay / total)[..., None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class _Arguments:
     """The arguments of one call, in the shapes that the loops use.
 
-    What doesn't depend on q or the pools is the same in all layers of a step. It stays out of the
-    loops, so that XLA computes it once a step and the loops' bodies are small: their size times
-    the number of layers is what a step costs to compile and to load.
+    What does not depend on q or the pools is the same in all layers of a step. It is computed
+    outside the loops, so that XLA computes it once per step and the loop bodies stay small. The
+    size of the loop bodies times the number of layers determines how long a step takes to compile
+    and to load.
     """
 
     q: jax.Array  # [T, K, G, D], scaled
@@ -100,35 +106,36 @@ class _Problem:
         return self.query_starts[1:] - self.query_starts[:-1]
 
     def first_key(self, position: jax.Array) -> jax.Array:
-        """First position that a query at `position` sees."""
+        """The first position that a query at `position` sees."""
         if self.window is None:
             return jnp.zeros_like(position)
         return jnp.maximum(position - self.window + 1, 0)
 
-    def piece_size(self, wanted: int) -> int:
-        """Whole pages, no more than the table holds."""
+    def tile_size(self, wanted: int) -> int:
+        """`wanted` keys, rounded down to whole pages: at least one, at most a table's width."""
         return self.block_size * max(1, min(wanted // self.block_size, self.block_tables.shape[1]))
 
-    def safe_tables(self, piece: int) -> jax.Array:  # [S, W'], W' whole pieces
-        """Block tables whose entries outside what a sequence sees repeat one that it does see.
+    def safe_tables(self, tile_size: int) -> jax.Array:  # [S, W'], padded to whole key tiles
+        """Block tables in which every entry is a page that the sequence sees.
 
-        Such entries may point anywhere, even out of the pool.
+        Entries outside of what a sequence sees may hold anything, even numbers beyond the pool.
+        They are replaced by an entry that it does see.
         """
         first = self.first_key(self.context_lens - self.query_lens) // self.block_size
         last = jnp.maximum(self.context_lens - 1, 0) // self.block_size
-        pages = piece // self.block_size
+        pages = tile_size // self.block_size
         entries = jnp.arange(-(-self.block_tables.shape[1] // pages) * pages)
         return jnp.take_along_axis(
             self.block_tables, jnp.clip(entries, first[:, None], last[:, None]), axis=1
         )
 
 
-class _Piece(NamedTuple):
-    """A piece of the contexts of N sequences that follow each other in the table."""
+class _KeyTile(NamedTuple):
+    """One key tile of each of N sequences, which are neighbours in the block table."""
 
-    sequence: jax.Array  # the first one
-    start: jax.Array  # [N] position of its first key
-    begin: jax.Array  # [N] keys before this position are seen by no query of the sequence
+    first_sequence: jax.Array
+    start: jax.Array  # [N] position of the tile's first key
+    begin: jax.Array  # [N] the first position that any query of the sequence sees
     end: jax.Array  # [N] context length
 
 
@@ -154,7 +161,7 @@ def paged_attention(
     query = q.reshape(num_tokens, kv_heads, group, head_dim).astype(jnp.float32) * scale
     if k_scale is not None:
         query *= jnp.broadcast_to(jnp.asarray(k_scale, jnp.float32), (kv_heads,))[:, None, None]
-    problem = _Problem(
+    arguments = _Arguments(
         q=query,
         k_pages=k_pages,
         v_pages=v_pages,
@@ -165,162 +172,167 @@ def paged_attention(
         softcap=softcap,
         sinks=None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, group),
     )
-    out = _decode(problem)
+    out = _decode(arguments)
     if max_query_len > 1:
-        out = _prefill(problem, out)
+        out = _prefill(arguments, out)
     if v_scale is not None:
         out *= jnp.broadcast_to(jnp.asarray(v_scale, jnp.float32), (kv_heads,))[:, None, None]
     return out.reshape(num_tokens, heads, head_dim).astype(q.dtype)
 
 
-def _decode(problem: _Problem) -> jax.Array:  # [T, K, G, D]
+def _decode(arguments: _Arguments) -> jax.Array:  # [T, K, G, D]
     """The rows of sequences that have one query token; zeros elsewhere.
 
-    Sequences go through the loop in groups, sorted by how many pieces they have.
+    Sequences are sorted by their number of key tiles and processed in groups of DECODE_SEQUENCES.
     """
-    num_tokens, kv_heads, group, head_dim = problem.q.shape
-    size = min(DECODE_GROUP, problem.query_lens.shape[0])
-    piece = problem.piece_size(DECODE_PIECE)
-    sizes = sorted({problem.piece_size(piece >> i) for i in range(DECODE_SIZES)})
-    last = problem.context_lens - 1
-    first_key = problem.first_key(last)
-    first_piece = first_key // piece
-    pieces = jnp.where(problem.query_lens == 1, last // piece + 1 - first_piece, 0)  # [S]
-    padded = -len(pieces) % size
-    order = jnp.pad(jnp.argsort(-pieces), (0, padded))
-    pieces = jnp.pad(-jnp.sort(-pieces), (0, padded))
-    groups = len(order) // size
-    most = -(-problem.block_tables.shape[1] * problem.block_size // piece)
-    owner, nth, count = _flat_items(pieces[::size], groups * most)
-    tables = jnp.where(pieces[:, None] > 0, problem.safe_tables(piece)[order], 0)
-    tokens = jnp.minimum(problem.query_starts[order], num_tokens - 1)
-    fields = jnp.stack([first_piece[order] * piece, first_key[order], problem.context_lens[order]])
-    spare = max(0, 2 - group)  # a single row's scores would be summed in another order
-    queries = jnp.pad(problem.q[tokens], ((0, 0), (0, 0), (0, spare), (0, 0)))
-    shape = (size * kv_heads, group + spare, head_dim)
-    items = jnp.stack([owner * size, nth], axis=1)
+    num_tokens, kv_heads, group, head_dim = arguments.q.shape
+    sequences = min(DECODE_SEQUENCES, arguments.query_lens.shape[0])
+    tile_size = arguments.tile_size(DECODE_KEY_TILE)
+    sizes = sorted({arguments.tile_size(tile_size >> i) for i in range(LAST_TILE_SIZES)})
+    last = arguments.context_lens - 1
+    first_key = arguments.first_key(last)
+    first_tile = first_key // tile_size
+    tiles = jnp.where(arguments.query_lens == 1, last // tile_size + 1 - first_tile, 0)  # [S]
+    padded = -len(tiles) % sequences
+    order = jnp.pad(jnp.argsort(-tiles), (0, padded))
+    tiles = jnp.pad(-jnp.sort(-tiles), (0, padded))
+    groups = len(order) // sequences
+    max_tiles = -(-arguments.block_tables.shape[1] * arguments.block_size // tile_size)
+    owner, nth, count = _work_items(tiles[::sequences], groups * max_tiles)
+    tables = jnp.where(tiles[:, None] > 0, arguments.safe_tables(tile_size)[order], 0)
+    tokens = jnp.minimum(arguments.query_starts[order], num_tokens - 1)
+    fields = jnp.stack(
+        [first_tile[order] * tile_size, first_key[order], arguments.context_lens[order]]
+    )
+    spare = max(0, 2 - group)  # a product of one row would be summed in another order
+    queries = jnp.pad(arguments.q[tokens], ((0, 0), (0, 0), (0, spare), (0, 0)))
+    shape = (sequences * kv_heads, group + spare, head_dim)
+    items = jnp.stack([owner * sequences, nth], axis=1)
 
     def step(carry: tuple[jax.Array, _Softmax, jax.Array]) -> tuple[jax.Array, _Softmax, jax.Array]:
         i, state, out = carry
         first, nth = _unpack(items, i)
-        start, begin, end = lax.dynamic_slice_in_dim(fields, first, size, axis=1)  # [size] each
-        place = _Piece(first, start + nth * piece, begin, end)
-        empty = _Softmax.empty(shape)
-        state = jax.tree.map(lambda old, new: jnp.where(nth == 0, new, old), state, empty)
+        # Three arrays, each [sequences].
+        start, begin, end = lax.dynamic_slice_in_dim(fields, first, sequences, axis=1)
+        tile = _KeyTile(first, start + nth * tile_size, begin, end)
+        initial = _Softmax.initial(shape)
+        state = jax.tree.map(lambda old, new: jnp.where(nth == 0, new, old), state, initial)
         positions = jnp.repeat(end - 1, kv_heads)[:, None]
-        query = _rows(queries, first, size).reshape(shape)
-        # The last piece of a context is seldom full: fewer keys, and the same bits, for keys that
-        # are not seen add nothing.
-        longest = jnp.max(end - place.start)
-        weigh = [functools.partial(_weigh, problem, tables, piece=size) for size in sizes]
-        smallest = sum(((longest > size).astype(jnp.int32) for size in sizes[:-1]), jnp.int32(0))
-        state = state.then(lax.switch(smallest, weigh, query, positions, place, state.top))
-        rows = state.result(sinks).reshape(size, kv_heads, group + spare, head_dim)
-        # Stored at every piece; what the group's last one stores stays.
+        query = _rows(queries, first, sequences).reshape(shape)
+        # The last key tile of a context is seldom full. A smaller tile gives the same bits, because
+        # keys that are not seen add nothing.
+        longest = jnp.max(end - tile.start)
+        attend = [functools.partial(_attend_tile, arguments, tables, tile_size=n) for n in sizes]
+        smallest = sum(((longest > n).astype(jnp.int32) for n in sizes[:-1]), jnp.int32(0))
+        state = state.combine(lax.switch(smallest, attend, query, positions, tile, state.maximum))
+        rows = state.result(sinks).reshape(sequences, kv_heads, group + spare, head_dim)
+        # Stored after every key tile; the result of the group's last tile remains.
         return i + 1, state, _store(out, rows, first)
 
-    sinks = problem.sinks
+    sinks = arguments.sinks
     if sinks is not None:
-        sinks = jnp.tile(jnp.pad(sinks, ((0, 0), (0, spare))), (size, 1))
+        sinks = jnp.tile(jnp.pad(sinks, ((0, 0), (0, spare))), (sequences, 1))
     out = jnp.zeros_like(queries)
-    init = (jnp.uint32(0), _Softmax.empty(shape), out)
+    init = (jnp.uint32(0), _Softmax.initial(shape), out)
     out = lax.while_loop(lambda carry: carry[0] < count, step, init)[2][:, :, :group]
-    target = jnp.where(pieces > 0, tokens, num_tokens)  # past the end: dropped
-    return jnp.zeros_like(problem.q).at[target].set(out, mode="drop")
+    target = jnp.where(tiles > 0, tokens, num_tokens)  # an index past the end is dropped
+    return jnp.zeros_like(arguments.q).at[target].set(out, mode="drop")
 
 
-def _prefill(problem: _Problem, out: jax.Array) -> jax.Array:  # [T, K, G, D]
+def _prefill(arguments: _Arguments, out: jax.Array) -> jax.Array:  # [T, K, G, D]
     """Fills the rows of sequences that have several query tokens."""
     num_tokens, kv_heads, group, head_dim = out.shape
-    piece = problem.piece_size(PREFILL_PIECE)
-    tables = problem.safe_tables(piece)
-    tile = min(PREFILL_TILE, num_tokens)
-    tiles = jnp.where(problem.query_lens > 1, -(-problem.query_lens // tile), 0)
-    sinks = None if problem.sinks is None else jnp.tile(problem.sinks, (1, tile))
-    owner, nth, count = _flat_items(tiles, num_tokens // tile + tiles.shape[0])
-    starts, ends = problem.query_starts[:-1][owner], problem.query_starts[1:][owner]
-    first = starts + nth * tile
-    stop = jnp.minimum(first + tile, ends)
-    context = problem.context_lens[owner]
-    offset = context - ends  # from a token's place in the batch to its position
+    key_tile = arguments.tile_size(PREFILL_KEY_TILE)
+    tables = arguments.safe_tables(key_tile)
+    query_tile = min(PREFILL_QUERY_TILE, num_tokens)
+    tiles = jnp.where(arguments.query_lens > 1, -(-arguments.query_lens // query_tile), 0)
+    sinks = None if arguments.sinks is None else jnp.tile(arguments.sinks, (1, query_tile))
+    owner, nth, count = _work_items(tiles, num_tokens // query_tile + tiles.shape[0])
+    starts, ends = arguments.query_starts[:-1][owner], arguments.query_starts[1:][owner]
+    first = starts + nth * query_tile
+    stop = jnp.minimum(first + query_tile, ends)
+    context = arguments.context_lens[owner]
+    offset = context - ends  # added to a token's index in the batch, gives its position
     items = jnp.stack(
         [
             owner,
-            problem.first_key(starts + offset),
+            arguments.first_key(starts + offset),
             context,
-            jnp.minimum(first, num_tokens - tile),  # the slice must stay inside the batch
+            jnp.minimum(first, num_tokens - query_tile),  # the slice must stay inside the batch
             first,
             stop,
             offset,
-            problem.first_key(first + offset) // piece,
-            (stop - 1 + offset) // piece + 1,
+            arguments.first_key(first + offset) // key_tile,
+            (stop - 1 + offset) // key_tile + 1,
         ],
         axis=1,
     )
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         i, out = carry
-        s, begin, end, base, first, stop, offset, first_piece, end_piece = _unpack(items, i)
-        tokens = base + jnp.arange(tile)
+        s, begin, end, base, first, stop, offset, first_tile, end_tile = _unpack(items, i)
+        tokens = base + jnp.arange(query_tile)
         owned = (tokens >= first) & (tokens < stop)
-        # Rows of other sequences see nothing, and are not stored.
+        # Rows of other sequences see no key, and their results are not stored.
         positions = jnp.repeat(jnp.where(owned, tokens + offset, -1), group)[None]  # [1, tile * G]
-        query = _rows(problem.q, base, tile)  # [tile, K, G, D]
-        query = query.transpose(1, 0, 2, 3).reshape(kv_heads, tile * group, head_dim)
+        query = _rows(arguments.q, base, query_tile)  # [tile, K, G, D]
+        query = query.transpose(1, 0, 2, 3).reshape(kv_heads, query_tile * group, head_dim)
         state = lax.fori_loop(
-            first_piece,
-            end_piece,
-            lambda n, state: state.then(
-                _weigh(
-                    problem,
+            first_tile,
+            end_tile,
+            lambda n, state: state.combine(
+                _attend_tile(
+                    arguments,
                     tables,
                     query,
                     positions,
-                    _Piece(s, *(x[None] for x in (n * piece, begin, end))),
-                    state.top,
-                    piece=piece,
+                    _KeyTile(s, *(x[None] for x in (n * key_tile, begin, end))),
+                    state.maximum,
+                    tile_size=key_tile,
                 )
             ),
-            _Softmax.empty(query.shape),
+            _Softmax.initial(query.shape),
         )
-        rows = state.result(sinks).reshape(kv_heads, tile, group, head_dim).transpose(1, 0, 2, 3)
-        rows = jnp.where(owned[:, None, None, None], rows, _rows(out, base, tile))
+        rows = state.result(sinks).reshape(kv_heads, query_tile, group, head_dim)
+        rows = rows.transpose(1, 0, 2, 3)
+        rows = jnp.where(owned[:, None, None, None], rows, _rows(out, base, query_tile))
         return i + 1, _store(out, rows, base)
 
     return lax.while_loop(lambda carry: carry[0] < count, step, (jnp.uint32(0), out))[1]
 
 
-def _weigh(
-    problem: _Problem,
+def _attend_tile(
+    arguments: _Arguments,
     tables: jax.Array,  # [S, W']
     query: jax.Array,  # [N * K, R, D]
     positions: jax.Array,  # [N * K or 1, R or 1]
-    place: _Piece,
-    top: jax.Array,  # [N * K, R]
+    tile: _KeyTile,
+    maximum: jax.Array,  # [N * K, R]
     *,
-    piece: int,
+    tile_size: int,
 ) -> _Softmax:
-    """The keys of a piece alone, weighed by a maximum that is at least `top`."""
-    keys, values = _gather(problem, tables, place, piece)
+    """The softmax state of one key tile alone, with a maximum that is at least `maximum`."""
+    keys, values = _gather(arguments, tables, tile, tile_size)
     scores = jnp.einsum("krd,kcd->krc", query, keys)
-    if problem.softcap is not None:
-        scores = problem.softcap * jnp.tanh(scores / problem.softcap)
-    key_positions = place.start[:, None] + jnp.arange(piece)  # [N, piece]
+    if arguments.softcap is not None:
+        scores = arguments.softcap * jnp.tanh(scores / arguments.softcap)
+    key_positions = tile.start[:, None] + jnp.arange(tile_size)  # [N, tile]
     key_positions = jnp.repeat(key_positions, len(query) // len(key_positions), axis=0)[:, None]
-    seen = key_positions <= positions[..., None]  # [N * K, R or 1, piece]
-    if problem.window is not None:
-        seen &= key_positions > positions[..., None] - problem.window
+    seen = key_positions <= positions[..., None]  # [N * K, R or 1, tile]
+    if arguments.window is not None:
+        seen &= key_positions > positions[..., None] - arguments.window
     scores = jnp.where(seen, scores, _MASKED)
-    top = jnp.maximum(top, scores.max(axis=-1))
-    # A row that has seen nothing yet gathers weights of 1; its first real key decays them to 0.
-    weights = jnp.exp(scores - top[..., None])
-    return _Softmax(top, _sum_last(weights), _weighted_values(weights, values))
+    maximum = jnp.maximum(maximum, scores.max(axis=-1))
+    # In a row that has seen no key yet, all weights are 1; the first key that it sees decays their
+    # sum to 0.
+    weights = jnp.exp(scores - maximum[..., None])
+    return _Softmax(maximum, _sum_last(weights), _weighted_values(weights, values))
 
 
 def _weighted_values(weights: jax.Array, values: jax.Array) -> jax.Array:  # [N * K, R, D]
-    """The product of weights [N * K, R, piece] and values [N * K, piece, D], summed in one order
-    for every R."""
-    parts = -(-weights.shape[1] // VALUE_ROWS)
+    """The product of weights [N * K, R, tile] and values [N * K, tile, D], summed in the same
+    order for every R."""
+    parts = -(-weights.shape[1] // MAX_PRODUCT_ROWS)
     products = [
         jnp.einsum("krc,kcd->krd", part, values) for part in jnp.array_split(weights, parts, axis=1)
     ]
@@ -328,9 +340,9 @@ def _weighted_values(weights: jax.Array, values: jax.Array) -> jax.Array:  # [N 
 
 
 def _sum_last(x: jax.Array) -> jax.Array:
-    """x.sum(axis=-1), in an order that doesn't depend on the other dimensions' sizes.
+    """x.sum(axis=-1), in an order that does not depend on the sizes of the other dimensions.
 
-    What a reduction compiles to does: fewer than 8 rows are summed in another order.
+    The order of XLA's own reduction does: fewer than 8 rows are summed in another order.
     """
     while x.shape[-1] % 2 == 0:
         first, second = jnp.split(x, 2, axis=-1)
@@ -339,19 +351,19 @@ def _sum_last(x: jax.Array) -> jax.Array:
 
 
 def _gather(
-    problem: _Problem, tables: jax.Array, place: _Piece, piece: int
+    arguments: _Arguments, tables: jax.Array, tile: _KeyTile, tile_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of a piece, each [N * K, piece, D].
+    """The keys and the values of a key tile, each [N * K, tile, D] float32.
 
-    Values that no query of the sequence sees are zeros, for 0 x NaN is NaN. Unseen keys may be
-    anything: their scores are masked.
+    Values that no query of the sequence sees are zeros, because a weight of 0 times NaN is NaN.
+    Unseen keys may hold anything, as their scores are masked.
     """
-    num_blocks, kv_heads, block_size, head_dim = problem.k_pages.shape
-    first = lax.shift_right_logical(place.start, jnp.int32(block_size.bit_length() - 1))
+    num_blocks, kv_heads, block_size, head_dim = arguments.k_pages.shape
+    first = lax.shift_right_logical(tile.start, jnp.int32(block_size.bit_length() - 1))
 
     def entries(n: int) -> jax.Array:  # [1, pages]
-        where = (_index(place.sequence + n), _index(first[n]))
-        return lax.dynamic_slice(tables, where, (1, piece // block_size))
+        where = (_index(tile.first_sequence + n), _index(first[n]))
+        return lax.dynamic_slice(tables, where, (1, tile_size // block_size))
 
     pages = jnp.concatenate([entries(n) for n in range(len(first))])  # [N, pages]
     rows = pages[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]  # [N, K, pages]
@@ -360,25 +372,28 @@ def _gather(
         long_rows = pool.reshape(num_blocks * kv_heads, block_size * head_dim)
         return long_rows.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
-    # Of each page's row, the elements that come before the context's end, and from its begin on.
-    element = jnp.arange(piece * head_dim).reshape(-1, block_size * head_dim)
-    lengths = (place.end - place.start)[:, None, None, None]
+    # Marks the elements of each page's row that lie between tile.begin and tile.end.
+    element = jnp.arange(tile_size * head_dim).reshape(-1, block_size * head_dim)
+    lengths = (tile.end - tile.start)[:, None, None, None]
     seen = element < lengths * head_dim
-    if problem.window is not None:
-        seen &= element >= (place.begin - place.start)[:, None, None, None] * head_dim
-    # Long rows, fenced off from what follows: XLA:CPU copies them with vector instructions, and
-    # element by element where it sees a short last axis.
+    if arguments.window is not None:
+        seen &= element >= (tile.begin - tile.start)[:, None, None, None] * head_dim
+    # The barrier keeps XLA from fusing the gather with what follows. XLA:CPU copies long rows with
+    # vector instructions, but would copy element by element if it saw the short last axis.
     keys, values = lax.optimization_barrier(
-        (gather(problem.k_pages), jnp.where(seen, gather(problem.v_pages), 0))
+        (gather(arguments.k_pages), jnp.where(seen, gather(arguments.v_pages), 0))
     )
-    shape = (-1, piece, head_dim)
+    shape = (-1, tile_size, head_dim)
     return keys.reshape(shape).astype(jnp.float32), values.reshape(shape).astype(jnp.float32)
 
 
-def _flat_items(counts: jax.Array, limit: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Lists the items of all owners: whose each is, its place among the owner's, and how many.
+def _work_items(counts: jax.Array, limit: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Flattens the work items of all owners (sequences or groups) into one list.
 
-    counts: [S] items of each owner. The lists are [limit]; entries past the count mean nothing.
+    counts: [S] items of each owner.
+
+    Returns the owner of each item, the item's index among those of its owner, both [limit], and
+    the number of items; entries from that number on are meaningless.
     """
     ends = jnp.cumsum(counts)
     i = jnp.arange(limit)
@@ -387,7 +402,7 @@ def _flat_items(counts: jax.Array, limit: int) -> tuple[jax.Array, jax.Array, ja
 
 
 def _index(i: jax.Array) -> jax.Array:
-    """An index that can't be negative: jax adds no instructions for the case that it is."""
+    """An index as an unsigned number, for which jax adds no code that handles negative values."""
     return i.astype(jnp.uint32)
 
 
@@ -403,7 +418,7 @@ def _row(array: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def _unpack(items: jax.Array, i: jax.Array) -> list[jax.Array]:
-    """The fields of item i of [N, F], each a scalar."""
+    """The F fields of item i of [N, F], each a scalar."""
     row = _row(items, i)
     return [lax.squeeze(lax.slice(row, (f,), (f + 1,)), (0,)) for f in range(row.shape[0])]
 
@@ -415,11 +430,11 @@ def _store(array: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def as_stored(x: jax.Array, dtype: jnp.dtype, scale: jax.Array | float | None) -> jax.Array:
-    """Keys or values [T, K, D] as a pool of this type holds them; an 8-bit one saturates."""
+    """Converts keys or values [T, K, D] to the type of a pool; 8-bit types saturate."""
     if scale is not None:
         factor = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (x.shape[1],))
         x = x.astype(jnp.float32) / factor[:, None]
-    if dtype.itemsize == 1:  # a cast beyond the range gives NaN
+    if dtype.itemsize == 1:  # a cast of a number beyond the range gives NaN
         limit = float(jnp.finfo(dtype).max)
         x = jnp.clip(x.astype(jnp.float32), -limit, limit)
     return x.astype(dtype)

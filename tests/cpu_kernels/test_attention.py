@@ -1,4 +1,4 @@
-"""What tests/pallas_kernels doesn't show of the attention by machine code of our own."""
+"""Properties of the CPU attention kernel that the tests in tests/pallas_kernels do not check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallas_kernels import paged_attention
 
 
 def call(context: int, block_size: int = 16, dtype: jnp.dtype = jnp.float32) -> np.ndarray:
-    """Eight tokens of one sequence."""
+    """Attention of the last eight tokens of one sequence."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((8, 2, 3, 32), np.float32)
     pages = jnp.asarray(rng.standard_normal((4, 2, block_size, 32)), dtype)
@@ -23,14 +23,14 @@ def call(context: int, block_size: int = 16, dtype: jnp.dtype = jnp.float32) -> 
     return np.asarray(attend(q, pages, pages, table, jnp.asarray([context]), starts))
 
 
-def test_senseless_lengths_hurt_no_later_call() -> None:
+def test_invalid_lengths_do_not_affect_later_calls() -> None:
     want = call(context=20)
     call(context=0)
     call(context=3)
     np.testing.assert_array_equal(call(context=20), want)
 
 
-def test_a_sequence_of_no_context_leaves_no_token_unwritten() -> None:
+def test_tokens_of_a_sequence_without_context_are_nan() -> None:
     rng = np.random.default_rng(1)
     q = rng.standard_normal((4, 2, 3, 32), np.float32)
     pages = jnp.ones((4, 2, 16, 32))
@@ -43,7 +43,7 @@ def test_a_sequence_of_no_context_leaves_no_token_unwritten() -> None:
 
 
 @pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 256, 128), (16, 16, 48)])
-def test_a_chunk_has_the_bits_of_the_whole_prompt(
+def test_a_chunk_gives_the_same_bits_as_the_whole_prompt(
     group: int, head_dim: int, block_size: int
 ) -> None:
     tokens, cached = 150, 77
@@ -58,17 +58,18 @@ def test_a_chunk_has_the_bits_of_the_whole_prompt(
     np.testing.assert_array_equal(chunk, whole[cached:])
 
 
-def test_what_it_can_not_read_is_refused() -> None:
+def test_unsupported_types_and_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="must be float32"):
         call(context=20, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="multiples of 16"):
         call(context=20, block_size=8)
     q, pages, ints = jnp.zeros((8, 2, 3, 32)), jnp.zeros((4, 2, 16, 32)), jnp.zeros(1, int)
     with pytest.raises(ValueError, match="don't fit"):
-        cpu_kernels.attention(q, pages, pages, ints[None], ints, ints)  # one start too few
+        # query_starts has one entry too few.
+        cpu_kernels.attention(q, pages, pages, ints[None], ints, ints)
 
 
-def test_blocks_that_it_can_not_read_go_to_xla() -> None:
+def test_unsupported_block_sizes_use_the_xla_implementation() -> None:
     rng = np.random.default_rng(2)
     q = jnp.asarray(rng.standard_normal((4, 6, 32), np.float32))
     pages = jnp.asarray(rng.standard_normal((4, 2, 8, 32), np.float32))

@@ -1,4 +1,4 @@
-"""Random ragged batches. Every cell that no token may see holds NaN."""
+"""Random ragged batches. All cache memory that no token may see holds NaN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from pallas_kernels import page_shape, paged_attention, triton_attention
 from pallas_kernels.tuning import Blocks
 
-# Blocks for interpret mode: several steps, tiles and splits in contexts of a few hundred tokens.
+# Block sizes for interpret mode: small enough that contexts of a few hundred tokens take several
+# steps, tiles and splits.
 SMALL_BLOCKS = {
     "decode_blocks": Blocks(rows=16, keys=32, num_warps=4, num_stages=1),
     "prefill_blocks": Blocks(rows=32, keys=32, num_warps=4, num_stages=1),
@@ -44,7 +45,7 @@ class Batch:
         return attend(q, k, v, *tables, **self.arrays)
 
     def run(self, implementation: str) -> np.ndarray:
-        """implementation: one of the package's, or "interpret": the triton kernels on a CPU."""
+        """implementation: one of the package's, or "interpret", the triton kernels on a CPU."""
         return np.asarray(self.call(implementation, self.q, self.k_pages, self.v_pages), np.float32)
 
     def rows(self, out: np.ndarray, sequence: int) -> np.ndarray:
@@ -70,10 +71,10 @@ def compiled(
         )
     else:
         attend = functools.partial(paged_attention, **options, implementation=implementation)
-    # What is no product of ours needn't be quick, and compiles in half the time.
-    plain = implementation in ("reference", "interpret")
+    # Unoptimised code compiles in half the time. It is used where XLA compiles only test code.
+    unoptimized = implementation in ("reference", "interpret")
     return jax.jit(
-        attend, compiler_options={"xla_backend_optimization_level": 0} if plain else None
+        attend, compiler_options={"xla_backend_optimization_level": 0} if unoptimized else None
     )
 
 
@@ -104,8 +105,9 @@ def build(
     """A batch of (query tokens, context tokens) pairs.
 
     Args:
-        keys: what a sequence's numbers are drawn from, with the seed; by default key, key + 1, ...
-        padding: padding tokens at the end, unless total_tokens says how many in all.
+        keys: each sequence's random numbers depend on its key and the seed; key, key + 1, ... by
+            default.
+        padding: number of padding tokens at the end, unless total_tokens is given.
     """
     keys = keys or [key + i for i in range(len(sequences))]
     used = [-(-context // block_size) for _, context in sequences]
@@ -117,7 +119,7 @@ def build(
     shape = page_shape(num_blocks, kv_heads, block_size, head_dim)
     k_pages, v_pages = (np.full(shape, np.nan, np.float32) for _ in range(2))
     layout = np.random.default_rng(seed)
-    # The last page stays poisoned, and unused table entries point at it.
+    # The last page keeps its NaN, and unused table entries point at it.
     free = layout.permutation(np.arange(1, num_blocks - 1)).tolist()
     tables = np.full((rows, width), num_blocks - 1, np.int32)
     q = np.zeros((tokens, heads, head_dim), np.float32)
@@ -130,7 +132,7 @@ def build(
         q[first : first + count] = rng.standard_normal((count, heads, head_dim), np.float32)
         first += count
         k, v = (rng.standard_normal((kv_heads, context, head_dim), np.float32) for _ in range(2))
-        # Positions that slid out of every query's window belong to nobody.
+        # Positions before every query's window are seen by no query.
         visible = 0 if window is None else max(0, context - count - window + 1)
         for w in range(used[s]):
             page = tables[s, w] = free.pop()

@@ -1,4 +1,4 @@
-"""Every implementation against the definition, and that against plain softmax attention."""
+"""Every implementation against the reference, and the reference against softmax attention."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_agrees_with_reference(make_batch, options, block_size, implementation):
 
 
 @pytest.mark.parametrize("implementation", PORTABLE)
-def test_neighbours_do_not_change_a_bit(make_batch, implementation):
+def test_other_sequences_do_not_change_a_bit(make_batch, implementation):
     sequences = [(1, 700), (90, 300), (1, 33)]
     sizes = {"seed": 2, "total_tokens": 128, "total_sequences": 8, "width": 48, "num_blocks": 70}
     together = make_batch(sequences=sequences, **sizes)
@@ -88,7 +88,7 @@ def test_neighbours_do_not_change_a_bit(make_batch, implementation):
 
 
 @pytest.mark.parametrize("implementation", PORTABLE)
-def test_decode_is_the_same_in_every_bucket(make_batch, implementation):
+def test_a_decode_gives_the_same_bits_in_every_bucket(make_batch, implementation):
     """A pure decode step and a mixed step of other T and S give a sequence the same bits."""
     decodes = [(1, 700), (1, 33), (1, 256)]
     small = make_batch(
@@ -120,8 +120,8 @@ def test_copy_blocks_reads_before_it_writes():
 
 
 @pytest.mark.parametrize("implementation", PORTABLE)
-def test_no_copy_of_a_donated_pool(make_batch, implementation):
-    """Each layer writes, then reads, in one jit: the pools are updated where they lie."""
+def test_donated_pools_are_not_copied(make_batch, implementation):
+    """Each layer writes to its pools and then reads them, in one jit; the pools are not copied."""
     batch = make_batch(seed=3, sequences=[(1, 100), (20, 40)], total_tokens=32, num_blocks=4096)
     slots = jnp.arange(32, dtype=jnp.int32)
 

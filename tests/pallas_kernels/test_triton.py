@@ -1,4 +1,4 @@
-"""The Triton kernels in interpret mode, on a CPU, against the definition; and lowered for CUDA."""
+"""The Triton kernels in interpret mode on a CPU, against the reference, and lowered for CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pallas_kernels import page_shape, paged_attention, triton_cache, write_kv, 
 
 TOKENS, SEQUENCES, CONTEXT = 64, 6, 640
 
-# Types that one pool goes with, and how close two orders of summation come in them.
+# Types of queries and of pools, and the tolerance between two orders of summation.
 TYPES = {
     "float32": (jnp.float32, jnp.float32, 2e-5),
     "bfloat16": (jnp.bfloat16, jnp.bfloat16, 2e-2),
@@ -22,7 +22,7 @@ TYPES = {
     "e5m2": (jnp.float16, jnp.float8_e5m2, 3e-3),
     "e4m3-float32": (jnp.float32, jnp.float8_e4m3fn, 2e-5),
 }
-# Statics of a compiled kernel: few, so that most examples find theirs compiled.
+# Static parameters of a compiled kernel; few, so that most examples need no compilation.
 SHAPES = [
     {"heads": 6, "kv_heads": 2, "head_dim": 64, "block_size": 16},
     {"heads": 4, "kv_heads": 1, "head_dim": 128, "block_size": 32},
@@ -43,7 +43,7 @@ IMPLEMENTATIONS = ["interpret", "xla", "cpu", pytest.param("triton", marks=pytes
 
 @st.composite
 def ragged(draw) -> list[tuple[int, int]]:
-    """(query tokens, context) of up to SEQUENCES sequences, in any order, padding among them."""
+    """(query tokens, context) of up to SEQUENCES sequences, some of them padding, in any order."""
     left, sequences = TOKENS, []
     for _ in range(draw(st.integers(1, SEQUENCES))):
         kind = draw(st.sampled_from(["decode", "prefill", "chunk", "padding"]))
@@ -139,7 +139,7 @@ def test_write_kv_equals_the_scatter(dtype):
     ],
 )
 def test_lowers_for_cuda_without_a_gpu(types, sequences):
-    """What interpret mode accepts and Triton refuses shows here."""
+    """Finds operations that interpret mode accepts and Triton refuses."""
     dtype, kv_dtype, _ = TYPES[types]
     shape = jax.ShapeDtypeStruct
     pool = shape(page_shape(64, 2, 16, 128), kv_dtype)
@@ -168,7 +168,7 @@ def test_lowers_for_cuda_without_a_gpu(types, sequences):
 
 
 @pytest.mark.parametrize("blocks", [2**17, 2**17 + 1, 2**18, 2**18 + 1])
-def test_an_8_bit_pool_that_32_bits_cant_index_is_refused(blocks):
+def test_an_8_bit_pool_with_offsets_beyond_32_bits_is_refused(blocks):
     pool = jax.ShapeDtypeStruct(page_shape(blocks, 8, 16, 128), jnp.float8_e5m2)
     new = jax.ShapeDtypeStruct((1, 8, 128), jnp.bfloat16)
     slots = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -184,7 +184,7 @@ def test_an_8_bit_pool_that_32_bits_cant_index_is_refused(blocks):
 
 
 def on_a100():
-    """Newer Pallas asks the mesh for the kind of GPU; older assumes one."""
+    """A context in which Pallas lowers for an A100; older versions of Pallas need none."""
     device = getattr(jax.sharding, "AbstractDevice", None)
     if device is None or tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11):
         import contextlib

@@ -6,34 +6,48 @@ from pathlib import Path
 
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.hub import check_name, pull
+from jaxserve.config import Quantization
 from jaxserve.errors import ModelNotFoundError
-from jaxserve.models.config import ModelConfig
 
-__all__ = ["Checkpoint", "check_name", "open_checkpoint", "pull", "read_model_config"]
+__all__ = ["Checkpoint", "check_name", "open_checkpoint", "open_outline", "pull"]
 
 
-def read_model_config(path: Path) -> ModelConfig:
-    """The config of the model at path; a folder needs no weights for it, but if it has some, they
-    are held against the config.
+def open_outline(path: Path, quantization: Quantization | None = None) -> Checkpoint:
+    """As open_checkpoint(), but a Hugging Face folder needs no weights; if it has some, they are
+    held against the config.
 
     Raises:
-        ModelError: as open_checkpoint().
+        JaxserveError: as open_checkpoint().
     """
-    if (path / "config.json").exists() and not any(path.glob("*.safetensors")):
-        from checkpoints.safetensors_folder import read_config
+    weights = (*path.glob("*.safetensors"), *path.glob("jaxserve.json"))
+    if (path / "config.json").exists() and not weights:
+        from checkpoints.config_only import planned
 
-        return read_config(path)
-    return open_checkpoint(path).config
+        return planned(path, quantization)
+    return open_checkpoint(path, quantization)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, quantization: Quantization | None = None) -> Checkpoint:
     """Opens a GGUF file, a Hugging Face folder or an Orbax folder; reads headers only.
+
+    Args:
+        quantization: quantise a checkpoint of floats when it is read.
 
     Raises:
         ModelNotFoundError: nothing is there, or a folder without a model in it.
         UnsupportedModelError: it needs something that isn't implemented.
         CheckpointError: it is damaged or doesn't match its config; names the tensor or file.
+        ConfigError: it is quantised already.
     """
+    checkpoint = _open(path)
+    if quantization is None:
+        return checkpoint
+    from checkpoints.stored.quantized import QuantizedCheckpoint
+
+    return QuantizedCheckpoint(checkpoint, quantization)
+
+
+def _open(path: Path) -> Checkpoint:
     # The readers take a third of a second to import, and the tokenizer needs none of them.
     if (path / "jaxserve.json").exists():
         from checkpoints.orbax_folder import OrbaxCheckpoint

@@ -70,8 +70,13 @@ class Checkpoint(ABC):
         floats."""
         return self._assembled(path, lambda stored: stored.form, _float_form)
 
-    def stored_parameter(self, path: tuple[Hashable, ...]) -> Stored:
-        """A parameter as form() describes it, in host memory.
+    def stored_parameter(
+        self, path: tuple[Hashable, ...], shardings: Shardings | None = None
+    ) -> Stored:
+        """A parameter as form() describes it.
+
+        Args:
+            shardings: as of parameter().
 
         Raises:
             CheckpointError: a tensor is missing or damaged.

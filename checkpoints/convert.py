@@ -12,22 +12,31 @@ from checkpoints import open_checkpoint
 from checkpoints.gguf_config import hf_config
 from checkpoints.gguf_header import read_header
 from checkpoints.orbax_folder import write
+from checkpoints.stored.quantized import QuantizedCheckpoint
+from jaxserve.config import Quantization
 
 _WANTED = ("*.json", "*.jinja", "tokenizer.model", "additional_chat_templates")
 _WEIGHTS = "*.index.json"
 VOCABULARY = "vocabulary.gguf"
 
 
-def convert(path: Path, target: Path, dtype: str | None, progress: bool = False) -> None:
+def convert(
+    path: Path,
+    target: Path,
+    dtype: str | None,
+    quantization: Quantization | None = None,
+    progress: bool = False,
+) -> None:
     """Writes the checkpoint at path as an Orbax folder at target; after an error there is none.
 
     Args:
-        dtype: of the weights; None keeps what is stored (float32 for GGUF). int8 quantises the
-            layers' matrices, which become floats again when they are loaded.
+        dtype: of the weights, all as floats; None keeps what is stored, quantised or not.
+        quantization: quantise the layers' matrices of a checkpoint of floats; leaves no choice of
+            dtype.
 
     Raises:
         ModelError: the checkpoint can't be read.
-        ConfigError: target exists already.
+        ConfigError: target exists already, or the checkpoint is quantised already.
     """
 
     def add_files(folder: Path) -> None:
@@ -39,6 +48,8 @@ def convert(path: Path, target: Path, dtype: str | None, progress: bool = False)
             _copy_head(path, folder / VOCABULARY, min(t.offset for t in header.tensors.values()))
 
     checkpoint = open_checkpoint(path)
+    if quantization is not None:
+        checkpoint = QuantizedCheckpoint(checkpoint, quantization)
     write(checkpoint, target, jnp.dtype(dtype) if dtype else None, add_files, progress)
 
 

@@ -22,21 +22,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from tqdm import tqdm
 
-from checkpoints import int8
 from checkpoints.checkpoint import Checkpoint, Shapes
-from checkpoints.json_file import read_json
+from checkpoints.json_file import naming, read_json
 from checkpoints.safetensors_folder import read_config
+from checkpoints.stored.manifest import arrays_of, entry_of, rebuild
+from checkpoints.stored.quantized import as_parameter
 from checkpoints.weight_map import sources
 from jaxserve.config import MIB
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.models.sharding import Shardings
+from jaxserve.models.weights import Stored, is_finite, widened
 
 MANIFEST = "jaxserve.json"
-_FORMAT = 2
+_FORMAT = 3
 _CHUNK_BYTES = 64 * MIB  # unit of reading; a device reads only the chunks of its own part
+
+# Types that TensorStore may not know.
+_AS_BYTES = (jnp.dtype(jnp.float8_e4m3fn),)
 
 ParameterPath = tuple[Hashable, ...]
 
@@ -51,8 +56,15 @@ class OrbaxCheckpoint(Checkpoint):
             raise CheckpointError(f"{path / MANIFEST}: its format isn't {_FORMAT}")
         self.config = read_config(path)
         self._tensors: dict[str, dict[str, Any]] = manifest["tensors"]
-        expected = set(map(_name, sources(self.config)))
-        expected |= {n + int8.SUFFIX for n in expected if n in self._tensors and self._is_int8(n)}
+        self._entries: dict[str, dict[str, Any]] = manifest.get("stored", {})
+        self._forms: dict[str, Stored] = {}
+        expected: set[str] = set()
+        for name in map(_name, sources(self.config)):
+            if name in self._entries:
+                with naming(path / MANIFEST):
+                    expected |= arrays_of(name, self._form(name)).keys()
+            else:
+                expected.add(name)
         for name in sorted(expected):
             if name not in self._tensors:
                 raise CheckpointError(f"{path}: the tensor {name} is missing")
@@ -77,21 +89,46 @@ class OrbaxCheckpoint(Checkpoint):
 
     def parameter(self, path: ParameterPath, shardings: Shardings | None = None) -> jax.Array:
         name = _name(path)
+        if name in self._entries:
+            values = widened(self.stored_parameter(path), jnp.dtype(jnp.float32))
+            return as_parameter(values, self.parameters()[path])
+        return self._taken(name, shardings)
+
+    def form(self, path: ParameterPath) -> Stored | None:
+        name = _name(path)
+        return self._form(name) if name in self._entries else None
+
+    def stored_parameter(self, path: ParameterPath, shardings: Shardings | None = None) -> Stored:
+        name = _name(path)
+        return rebuild(name, self._entries[name], lambda array: self._taken(array, shardings))
+
+    def _form(self, name: str) -> Stored:
+        if name not in self._forms:
+            self._forms[name] = rebuild(name, self._entries[name], self._array_form)
+        return self._forms[name]
+
+    def _array_form(self, name: str) -> jax.ShapeDtypeStruct:
+        if name not in self._tensors:
+            raise CheckpointError(f"the tensor {name} is missing")
+        entry = self._tensors[name]
+        return jax.ShapeDtypeStruct(tuple(entry["shape"]), jnp.dtype(entry["dtype"]))
+
+    def _taken(self, name: str, shardings: Shardings | None) -> jax.Array:
+        """A tensor, read with the others of its layer, and let go of here."""
         if name not in self._restored:
-            where = {_name(path): sharding for path, sharding in (shardings or {}).items()}
+            where: dict[str, NamedSharding] = {}
+            for path, sharding in (shardings or {}).items():
+                if isinstance(sharding, Stored):
+                    where |= arrays_of(_name(path), sharding)
+                else:
+                    where[_name(path)] = sharding
             group = _group(name)
             names = [n for n in self._tensors if _group(n) == group]
             self._restored = self._restore(group, names, where)
-        value = self._restored.pop(name)
-        if self._is_int8(name):
-            value = value.astype(jnp.float32) * self._restored.pop(name + int8.SUFFIX)
-        return value
+        return self._restored.pop(name)
 
     def describe(self, path: ParameterPath) -> str:
         return _name(path)
-
-    def _is_int8(self, name: str) -> bool:
-        return bool(self._tensors[name]["dtype"] == "int8")
 
     def _restore(
         self, group: str, names: list[str], shardings: Mapping[str, NamedSharding]
@@ -101,19 +138,15 @@ class OrbaxCheckpoint(Checkpoint):
         item, arguments = {}, {}
         for name in names:
             shape = tuple(self._tensors[name]["shape"])
-            item[name] = jax.ShapeDtypeStruct(shape, jnp.dtype(self._tensors[name]["dtype"]))
-            where: Sharding = shardings.get(name, alone)
-            weight = shardings.get(name.removesuffix(int8.SUFFIX))
-            if name not in shardings and weight is not None:  # the scale of a weight
-                spec = [s if n > 1 else None for s, n in zip(weight.spec, shape, strict=True)]
-                where = NamedSharding(weight.mesh, PartitionSpec(*spec))
-            arguments[name] = ocp.ArrayRestoreArgs(sharding=where)
+            item[name] = jax.ShapeDtypeStruct(shape, self._written_type(name))
+            arguments[name] = ocp.ArrayRestoreArgs(sharding=shardings.get(name, alone))
         try:
             with ocp.Checkpointer(_handler()) as checkpointer:
-                return checkpointer.restore(
+                restored = checkpointer.restore(
                     (self.path / "params" / group).absolute(),
                     args=ocp.args.PyTreeRestore(item, arguments, partial_restore=True),
                 )
+            return {n: a.view(jnp.dtype(self._tensors[n]["dtype"])) for n, a in restored.items()}
         except Exception as error:  # Orbax and TensorStore raise many kinds
             if len(names) == 1:
                 reason = str(error).splitlines()[0][:200]
@@ -123,6 +156,10 @@ class OrbaxCheckpoint(Checkpoint):
             for name in names:  # one by one, to find which is damaged
                 self._restore(group, [name], shardings)
             raise
+
+    def _written_type(self, name: str) -> jnp.dtype:
+        dtype = jnp.dtype(self._tensors[name]["dtype"])
+        return jnp.dtype(jnp.uint8) if dtype in _AS_BYTES else dtype
 
 
 def write(
@@ -135,8 +172,7 @@ def write(
     """Writes a checkpoint's parameters as an Orbax folder; after an error there is no target.
 
     Args:
-        dtype: of the parameters; None keeps the stored one. int8 applies to the layers' matrices
-            (see int8.py), other parameters keep their type.
+        dtype: of the parameters, all as floats; None keeps what is stored, quantised or not.
         add_files: writes config.json and the tokenizer's files into a folder.
 
     Raises:
@@ -149,8 +185,7 @@ def write(
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         add_files(temporary)
-        tensors = _write_parameters(checkpoint, temporary / "params", dtype, progress)
-        manifest = {"format": _FORMAT, "tensors": tensors}
+        manifest = _write_parameters(checkpoint, temporary / "params", dtype, progress)
         with (temporary / MANIFEST).open("w") as file:
             json.dump(manifest, file)
             file.flush()
@@ -164,40 +199,41 @@ def write(
 
 def _write_parameters(
     checkpoint: Checkpoint, folder: Path, dtype: jnp.dtype | None, progress: bool
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
+    """Returns the manifest."""
     folder.mkdir()
-    tensors = {}
+    tensors: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     paths = sorted(checkpoint.parameters(), key=lambda path: (_group(_name(path)), _name(path)))
     with tqdm(desc="convert", unit="B", unit_scale=True, disable=not progress) as bar:
         for group, members in groupby(paths, key=lambda path: _group(_name(path))):
             tree: dict[str, np.ndarray] = {}
             for path in members:
-                value = np.ascontiguousarray(checkpoint.parameter(path))
-                if not np.isfinite(value).all():
+                name = _name(path)
+                if dtype is None and checkpoint.form(path) is not None:
+                    parameter = checkpoint.stored_parameter(path)
+                    stored[name] = entry_of(parameter)
+                    tree |= arrays_of(name, jax.tree.map(np.asarray, parameter))
+                    good = bool(is_finite(jax.tree.map(jnp.asarray, parameter)))
+                else:
+                    value = np.ascontiguousarray(checkpoint.parameter(path))
+                    good = bool(np.isfinite(value).all())
+                    tree[name] = value if dtype is None else value.astype(dtype)
+                if not good:
                     raise CheckpointError(
                         f"{checkpoint.path}: NaN or infinite values in {checkpoint.describe(path)}"
                     )
-                tree |= _stored(_name(path), value, dtype)
+            for name, value in tree.items():
+                tensors[name] = {"shape": list(value.shape), "dtype": str(value.dtype)}
+                if value.dtype in _AS_BYTES:
+                    tree[name] = value.view(np.uint8)
             with ocp.Checkpointer(_handler()) as checkpointer:
                 arguments = {n: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for n in tree}
                 checkpointer.save(
                     (folder / group).absolute(), args=ocp.args.PyTreeSave(tree, arguments)
                 )
-            for name, value in tree.items():
-                tensors[name] = {"shape": list(value.shape), "dtype": str(value.dtype)}
-                bar.update(value.nbytes)
-    return tensors
-
-
-def _stored(name: str, value: np.ndarray, dtype: jnp.dtype | None) -> dict[str, np.ndarray]:
-    """The tensors as which a parameter is stored, by name."""
-    if dtype == jnp.int8:
-        axes = int8.contracted(name)
-        if axes is None:
-            return {name: value}
-        quantized, scales = int8.quantize(value, axes)
-        return {name: quantized, name + int8.SUFFIX: scales}
-    return {name: value if dtype is None else value.astype(dtype)}
+            bar.update(sum(value.nbytes for value in tree.values()))
+    return {"format": _FORMAT, "tensors": tensors, "stored": stored}
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

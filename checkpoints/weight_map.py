@@ -30,16 +30,19 @@ class Source:
         tensors: the checkpoint's tensors and their shapes; linear weights are [out, in] as Hugging
             Face stores them.
         build: joins the tensors into the parameter.
+        shape: of the parameter.
         rows: of a matrix, which may be kept as it is stored: the same for a single input.
         inputs: the parameter's dimensions that `rows` has only one of.
-        experts: the first dimension is the experts'.
+        experts, table: whether the first dimension is the experts', or the vocabulary's.
     """
 
     tensors: dict[str, Shape]
     build: Callable[..., np.ndarray]
+    shape: Shape = ()
     rows: Source | None = None
     inputs: tuple[int, ...] = ()
     experts: bool = False
+    table: bool = False
 
     def outputs(self) -> np.ndarray:
         """For each output [*O] of a matrix its row, among those of all tensors in order."""
@@ -75,8 +78,10 @@ def sources(config: ModelConfig) -> dict[Path, Source]:
         inputs = tuple(len(shape) + i for i in metadata.get("contracted", ()))
         thin = tuple(1 if i in inputs else size for i, size in enumerate(shape))
         rows = rule(thin) if inputs else None
-        experts = metadata["out_sharding"][0] == "expert"
-        found[path] = Source(tensors, source.build, rows, inputs, experts)
+        first = metadata["out_sharding"][0]
+        found[path] = Source(
+            tensors, source.build, shape, rows, inputs, first == "expert", first == "vocab"
+        )
     return found
 
 

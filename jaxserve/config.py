@@ -14,6 +14,8 @@ from jaxserve.errors import ConfigError
 MIB = 1024**2
 GIB = 1024**3
 
+Quantization = Literal["fp8", "int8", "int4"]  # see EngineConfig
+
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -38,6 +40,8 @@ class EngineConfig:
         weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
             in each step, "widened" widens them when they are loaded; "auto" is stored on a GPU and
             widened on a CPU, where that is faster. Both give the same numbers.
+        quantization: quantise the layers' matrices of a checkpoint of floats when they are loaded:
+            "fp8" (products' inputs too), "int8", or "int4" in groups of 128.
         max_model_len: most tokens of prompt and output together; None takes the model's own.
         max_num_seqs: most sequences that run at once; None is 256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: token budget of a step; None is 8,192 on a GPU, 512 on a CPU.
@@ -66,6 +70,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     weights: Literal["auto", "stored", "widened"] = "auto"
+    quantization: Quantization | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -89,6 +94,10 @@ class EngineConfig:
             )
         if self.weights not in ("auto", "stored", "widened"):
             raise ConfigError(f"weights must be auto, stored or widened; it was {self.weights!r}")
+        if self.quantization not in (None, "fp8", "int8", "int4"):
+            raise ConfigError(
+                f"quantization must be fp8, int8 or int4; it was {self.quantization!r}"
+            )
         if self.scheduling_policy not in (policies := ("fcfs", "priority", "longest-prefix")):
             raise ConfigError(
                 f"scheduling_policy must be {', '.join(policies[:-1])} or {policies[-1]}; "

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from checkpoints import open_checkpoint
+from jaxserve.config import Quantization
 from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.startup.loader import load_parameters
 from jaxserve.engine.startup.stored_forms import stored_forms
@@ -28,13 +29,15 @@ def load_model(
     max_model_len: int | None = None,
     mesh: Mesh | None = None,
     packed: bool = False,
+    quantization: Quantization | None = None,
 ) -> LoadedModel:
     """Loads the checkpoint at path as the engine does.
 
     Args:
         packed: keep quantised weights as they are stored.
+        quantization: as EngineConfig has it.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, quantization)
     forms = stored_forms(checkpoint, packed)
     model = outline(checkpoint.config, dtype, max_model_len, forms)
     leaves = load_parameters(checkpoint, model, dtype, progress=False, mesh=mesh)

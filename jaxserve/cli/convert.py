@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxserve.cli import flags
 from jaxserve.config import EngineConfig
+from jaxserve.errors import ConfigError
 
 SUMMARY = "write a model as an Orbax folder"
 
@@ -17,10 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="TARGET", help="the folder to create")
     parser.add_argument(
         "--dtype",
-        choices=("stored", "float32", "bfloat16", "float16", "int8"),
+        choices=("stored", "float32", "bfloat16", "float16"),
         default="stored",
-        help="type of the weights; `stored` keeps it, but for GGUF's, which become float32; int8 "
-        "makes the folder smaller, not the model in memory (default: stored)",
+        help="of the weights, all as floats; stored keeps them as they are, quantised or not "
+        "(default: stored)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=("fp8", "int8", "int4"),
+        help="quantise the layers' matrices of a checkpoint of floats; other weights stay as they "
+        "are",
     )
 
 
@@ -30,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
     path = checkpoints.pull(flags.build(EngineConfig, args).model)
     dtype = None if args.dtype == "stored" else args.dtype
-    convert(path, args.target, dtype, progress=sys.stderr.isatty())
+    if dtype is not None and args.quantization is not None:
+        raise ConfigError("--dtype and --quantization exclude each other: leave one out")
+    convert(path, args.target, dtype, args.quantization, progress=sys.stderr.isatty())
     print(args.target)
     return 0

@@ -20,6 +20,7 @@ HELP = {
     "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
     "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
     "them on a CPU",
+    "quantization": "quantise a checkpoint of floats when it is loaded: fp8, int8 or int4",
     "max_model_len": "most tokens of prompt and output together (default: the model's own)",
     "max_num_seqs": "most sequences that run at once (default: 256 on a GPU, 32 on a CPU)",
     "max_num_batched_tokens": "token budget of a step (default: 8192 on a GPU, 512 on a CPU)",
@@ -190,9 +191,10 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
         ):  # one for each flag, so that the next word doesn't become a key by accident
             return {"action": "append", "metavar": "KEY"}
         return {"action": "extend", "nargs": "+", "metavar": "NAME"}
-    if typing.get_origin(hint) is Literal:
-        return {"choices": typing.get_args(hint), "metavar": "NAME"}
-    plain = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
+    options = (hint,) if typing.get_origin(hint) is Literal else typing.get_args(hint) or (hint,)
+    plain = next(kind for kind in options if kind is not type(None))
+    if typing.get_origin(plain) is Literal:
+        return {"choices": typing.get_args(plain), "metavar": "NAME"}
     if plain not in (int, float, str):
         raise TypeError(f"{name}: no flag for a field of type {hint}")
     reader: Callable[[str], Any] = parse_size if name in SIZES else plain

@@ -14,16 +14,24 @@ SUMMARY = "show the memory, blocks and programs that serving a model needs"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
     parser.add_argument("--gpu", help="plan for this GPU, such as H100-80GB (default: a CPU)")
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="say which quantisations of the model fit the GPU (default: every one we know), and "
+        "how many requests each holds",
+    )
     flags.add_flags(parser, EngineConfig, skip=("model",))
 
 
 def run(args: argparse.Namespace) -> int:
     import checkpoints
-    from jaxserve.engine.startup.capacity import plan
+    from jaxserve.engine.startup.capacity import plan, suggest
 
     config = flags.build(EngineConfig, args)
     # Needs a config only: a folder without weights is accepted.
     path = Path(config.model)
-    for line in plan(config, path if path.exists() else checkpoints.pull(config.model), args.gpu):
+    path = path if path.exists() else checkpoints.pull(config.model)
+    describe = suggest if args.suggest else plan
+    for line in describe(config, path, args.gpu):
         print(line)
     return 0

@@ -10,16 +10,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints import int8, open_checkpoint
+from checkpoints import open_checkpoint
 from checkpoints.convert import convert
+from jaxserve.config import Quantization
 from jaxserve.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
+from jaxserve.models.weights import Joined
 from jaxserve.text.tokenizer import load_tokenizer
+from tests.checkpoints.test_gguf_file import as_gguf
 from tests.loaded_model import LoadedModel, load_model
 
+# The dimensions of a parameter that a product sums over.
+CONTRACTED = {
+    "attention.qkv": (-1,),
+    "attention.out": (-2, -1),
+    "mlp.gate_up": (-1,),
+    "mlp.down": (-1,),
+}
+Q8, Q4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0
 Tensors = dict[str, np.ndarray]
 Write = Callable[..., Path]
 F32 = jnp.dtype(jnp.float32)
@@ -66,13 +78,13 @@ def test_any_type(tiny_llama: Path, tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.slow
 def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: Path) -> None:
-    convert(tiny_llama, tmp_path / "orbax", "int8")
+    convert(tiny_llama, tmp_path / "orbax", None, "int8")
     stored = open_checkpoint(tmp_path / "orbax")
     exact = open_checkpoint(tiny_llama)
     quantised = 0
     for path in exact.parameters():
         value, read = np.asarray(exact.parameter(path)), np.asarray(stored.parameter(path))
-        axes = int8.contracted(".".join(map(str, path)))
+        axes = CONTRACTED.get(".".join(map(str, path[2:])))
         if axes is None:
             np.testing.assert_array_equal(read, value)
         else:
@@ -85,6 +97,36 @@ def test_int8_is_within_half_a_step_of_each_channel(tiny_llama: Path, tmp_path: 
     # Parameters are loaded in the type that is asked for: bfloat16 here.
     kinds = {leaf.dtype for leaf in load_model(tmp_path / "orbax", jnp.dtype("bfloat16")).leaves}
     assert kinds == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_what_is_quantised_at_load_is_what_convert_writes(
+    tiny_llama: Path, tmp_path: Path, kind: Quantization
+) -> None:
+    convert(tiny_llama, tmp_path / "orbax", None, kind)
+    for packed in (True, False):
+        written = load_model(tmp_path / "orbax", F32, packed=packed)
+        at_load = load_model(tiny_llama, F32, packed=packed, quantization=kind)
+        assert written.structure == at_load.structure
+        assert_same(written, at_load)
+    small = load_model(tmp_path / "orbax", F32, packed=True)
+    codes = sum(leaf.size for leaf in small.leaves if leaf.dtype.itemsize == 1)
+    whole = sum(leaf.size for leaf in load_model(tiny_llama, F32).leaves)
+    assert codes > whole / (4 if kind == "int4" else 2)
+
+
+def test_what_is_quantised_stays_so(tensors: Tensors, write_gguf: Write, tmp_path: Path) -> None:
+    path = write_gguf(as_gguf(tensors), lambda n: Q4 if "attn_v" in n else Q8)
+    convert(path, tmp_path / "orbax", None)
+    for packed in (True, False):
+        assert_same(
+            load_model(path, F32, packed=packed), load_model(tmp_path / "orbax", F32, packed=packed)
+        )
+    assert any(isinstance(f, Joined) for f in load_model(path, F32, packed=True).forms.values())
+    with pytest.raises(ConfigError, match="quantised already"):
+        convert(path, tmp_path / "again", None, "int8")
+    convert(path, tmp_path / "floats", "float32")
+    assert_same(load_model(path, F32), load_model(tmp_path / "floats", F32, packed=True))
 
 
 ON_MESHES = """
@@ -115,7 +157,7 @@ for folder in sys.argv[2:]:
 def test_each_device_of_a_mesh_gets_its_own_part(
     tiny_llama: Path, converted: Path, tmp_path: Path
 ) -> None:
-    convert(tiny_llama, tmp_path / "int8", "int8")
+    convert(tiny_llama, tmp_path / "int8", None, "int8")
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     command = [sys.executable, "-c", ON_MESHES, str(tiny_llama), str(tiny_llama)]
     command += [str(converted), str(tmp_path / "int8")]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from checkpoints import read_model_config
-from jaxserve.config import GIB, EngineConfig
+from checkpoints import Checkpoint, open_outline
+from jaxserve.config import GIB, EngineConfig, Quantization
 from jaxserve.engine.device.buckets import BucketTable
-from jaxserve.engine.device.model_outline import outline
-from jaxserve.engine.startup.device_info import DeviceInfo
+from jaxserve.engine.device.model_outline import ModelOutline, outline
+from jaxserve.engine.startup.device_info import GPUS, DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
+from jaxserve.engine.startup.stored_forms import stored_forms
+from jaxserve.errors import ConfigError
 
 TYPICAL_TOKENS = 1000  # tokens of the request that the figures take as typical
 
@@ -30,10 +32,10 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     """
     device = DeviceInfo.named(gpu, config.gpu_memory_utilization)
     dtype = jnp.dtype(device.dtype(config))
-    model = outline(read_model_config(path), dtype, config.max_model_len)
+    model = _outline(config, open_outline(path, config.quantization), device)
     limits = EngineLimits.resolve(config, model, dtype, device)
     yield f"model        {model.config.architecture}, {dtype.name}"
-    yield f"weights      {model.nbytes / GIB:.2f} GiB"
+    yield f"weights      {model.nbytes / GIB:.2f} GiB{', quantised' if model.forms else ''}"
     yield f"KV cache     {describe_cache(limits)}"
     table = BucketTable.build(
         limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
@@ -46,6 +48,48 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
         yield f"             also {steps} steps in one dispatch: {more} programs more"
     shapes = ", ".join(f"{b.tokens} x {b.rows}" for b in table.mixed)
     yield f"  mixed      {shapes} (tokens x rows); {_mixed_waste(table, limits)}"
+
+
+def suggest(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
+    """Lines that say which forms of a model fit which GPU, and how many requests each holds.
+
+    Args:
+        path: as of plan().
+        gpu: a name in device_info.GPUS; None is each of them.
+
+    Raises:
+        ModelError: as plan().
+        ConfigError: we don't know the GPU.
+    """
+    checkpoint = open_outline(path)
+    kinds: tuple[Quantization | None, ...] = (None, "fp8", "int8", "int4")
+    if any(checkpoint.form(parameter) is not None for parameter in checkpoint.parameters()):
+        kinds = (None,)  # it is quantised already
+    for name in GPUS if gpu is None else (gpu,):
+        for kind in kinds:
+            device = DeviceInfo.named(name, config.gpu_memory_utilization)
+            dtype = jnp.dtype(device.dtype(config))
+            chosen = checkpoint if kind is None else open_outline(path, kind)
+            model = _outline(config, chosen, device)
+            form = kind or ("as stored" if model.forms else dtype.name)
+            line = f"{name:<12} {form:<10} weights {model.nbytes / GIB:7.2f} GiB: "
+            try:
+                limits = EngineLimits.resolve(config, model, dtype, device)
+            except ConfigError:
+                yield line + "doesn't fit"
+                continue
+            pool = limits.num_blocks * limits.block_size // len(limits.layout.groups)
+            yield (
+                f"{line}KV cache of {pool} tokens, "
+                f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len}, "
+                f"{limits.capacity(TYPICAL_TOKENS)} of {TYPICAL_TOKENS}"
+            )
+
+
+def _outline(config: EngineConfig, checkpoint: Checkpoint, device: DeviceInfo) -> ModelOutline:
+    forms = stored_forms(checkpoint, device.keeps_stored(config))
+    dtype = jnp.dtype(device.dtype(config))
+    return outline(checkpoint.config, dtype, config.max_model_len, forms)
 
 
 def describe_cache(limits: EngineLimits) -> str:

@@ -15,7 +15,7 @@ from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.startup.stored_forms import as_planned
 from jaxserve.errors import CheckpointError
 from jaxserve.models.sharding import shardings
-from jaxserve.models.weights import Joined, Matrix, Stored, Weight, nbytes
+from jaxserve.models.weights import Stored, is_finite, nbytes
 
 
 def load_parameters(
@@ -44,7 +44,7 @@ def load_parameters(
             name, form = checkpoint.describe(path), expected.get_value()
             value: Any
             if isinstance(form, Stored):
-                value = as_planned(checkpoint.stored_parameter(path), form)
+                value = as_planned(checkpoint.stored_parameter(path, places), form)
             else:
                 value = checkpoint.parameter(path, places)
             _check_shapes(checkpoint, name, value, form)
@@ -52,7 +52,7 @@ def load_parameters(
                 value = jax.device_put(value, places[path])
             # The device casts faster than NumPy.
             array = jax.tree.map(lambda a, to: jnp.asarray(a).astype(to.dtype), value, form)
-            finite[name] = _is_finite(array)
+            finite[name] = is_finite(array)
             filled[path] = expected.replace(array)
             bar.update(nbytes(array))
     for name, good in finite.items():
@@ -72,11 +72,3 @@ def _check_shapes(checkpoint: Checkpoint, name: str, value: Any, expected: Any) 
                 f"{checkpoint.path}: {name} has shape {list(array.shape)} where the config "
                 f"asks for {list(form.shape)}; the checkpoint and its config don't match"
             )
-
-
-@jax.jit
-def _is_finite(matrix: Matrix) -> jax.Array:
-    if isinstance(matrix, Joined):
-        return jnp.stack([_is_finite(part) for part in matrix.parts]).all()
-    values = matrix.widen() if isinstance(matrix, Weight) else matrix
-    return jnp.isfinite(values).all()

@@ -71,7 +71,7 @@ def start_runner(
     prepare_gpu(config.gpu_memory_utilization)
     device = DeviceInfo.here()
     dtype = jnp.dtype(device.dtype(config))
-    checkpoint = open_checkpoint(model_path)
+    checkpoint = open_checkpoint(model_path, config.quantization)
     forms = stored_forms(checkpoint, device.keeps_stored(config))
     model = outline(checkpoint.config, dtype, config.max_model_len, forms)
     log.info(

@@ -12,6 +12,7 @@ from jaxserve.models.weights.weight import (
     Scheme,
     Stored,
     Weight,
+    is_finite,
     nbytes,
     widened,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Weight",
     "expert_linear",
     "experts_linear",
+    "is_finite",
     "linear",
     "nbytes",
     "take",

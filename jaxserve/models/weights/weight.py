@@ -124,6 +124,15 @@ def widened(weight: Matrix, dtype: jnp.dtype) -> jax.Array:
     return weight.astype(dtype)
 
 
+@jax.jit
+def is_finite(weight: Matrix) -> jax.Array:
+    """Whether all numbers of a matrix are finite, a bool."""
+    if isinstance(weight, Joined):
+        return jnp.stack([is_finite(part) for part in weight.parts]).all()
+    values = weight.widen() if isinstance(weight, Weight) else weight
+    return jnp.isfinite(values).all()
+
+
 def nbytes(weight: Any) -> int:
     """Bytes of a matrix's arrays."""
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(weight))

@@ -76,3 +76,40 @@ def test_the_plan_is_what_the_engine_does(tiny_llama: Path, llm: LLM) -> None:
     shown = "\n".join(plan(llm.config, tiny_llama, None))
     assert llm.core.ready.cache in shown
     assert f"step shapes  {len(llm.core._runner._steps)}" in shown
+
+
+def weights_line(text: str) -> float:
+    (line,) = (line for line in text.splitlines() if line.startswith("weights"))
+    return float(line.split()[1])
+
+
+def test_plans_know_the_bytes_of_quantised_weights(
+    llama_8b: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By arithmetic: 6.979 billion numbers in the layers' matrices, 1.051 billion in others."""
+    layers, others = 6_979_321_856, 1_050_939_392
+    for kind, layer_bytes in {"fp8": 1, "int8": 1, "int4": 0.5 + 3 / 128}.items():
+        assert main(["plan", str(llama_8b), "--gpu", "H100-80GB", "--quantization", kind]) == 0
+        wanted = (layers * layer_bytes + 2 * others) / 2**30
+        assert weights_line(capsys.readouterr().out) == pytest.approx(wanted, rel=2e-3)
+
+
+def test_a_config_without_weights_says_how_they_would_be_stored(
+    llama_8b: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((llama_8b / "config.json").read_text())
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    (llama_8b / "config.json").write_text(json.dumps(config | {"quantization_config": awq}))
+    assert main(["plan", str(llama_8b), "--gpu", "H100-80GB"]) == 0
+    assert weights_line(capsys.readouterr().out) == pytest.approx(5.36, abs=0.02)
+
+
+def test_suggestions(llama_8b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(llama_8b), "--suggest", "--gpu", "A100-40GB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["A100-40GB", kind] for kind in ("bfloat16", "fp8", "int8", "int4")
+    ]
+    tokens = [int(line.split("KV cache of ")[1].split()[0]) for line in lines]
+    assert tokens == sorted(tokens)
+    assert tokens[0] < tokens[-1]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoints.convert import convert
+from jaxserve.config import Quantization
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.sampling.params import SamplingParams
 
@@ -32,3 +33,20 @@ def test_orbax_serves_the_same_bits(
         llm.chat([{"role": "user", "content": "hi"}], params)[0].prompt_token_ids
     )
     converted.core.close()
+
+
+@pytest.mark.parametrize("kind", ["int4", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_stored_and_widened_weights_serve_the_same(
+    tiny_llama: Path, llm_settings: dict[str, Any], prompts: Any, kind: Quantization
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True)
+    made = {}
+    for weights in ("stored", "widened"):
+        engine = LLM(
+            str(tiny_llama), progress=False, quantization=kind, weights=weights, **llm_settings
+        )
+        made[weights] = [output.outputs for output in engine.generate(prompts, params)]
+        assert engine.core.compiles == 0
+        engine.core.close()
+    for stored, widened in zip(made["stored"], made["widened"], strict=True):
+        assert [one.token_ids for one in stored] == [one.token_ids for one in widened]

@@ -32,8 +32,8 @@ MAX_MODEL_LEN = 8192
 class FakeEngine:
     """Args: steps_per_s: 0 for no limit."""
 
-    def __init__(self, inbox: zmq.Socket, outboxes: ClientSockets, steps_per_s: float) -> None:
-        self._inbox, self._outboxes = inbox, outboxes
+    def __init__(self, inbox: zmq.Socket, sockets: ClientSockets, steps_per_s: float) -> None:
+        self._inbox, self._sockets = inbox, sockets
         self._period = 1.0 / steps_per_s if steps_per_s else 0.0
         self._left: dict[str, tuple[int, int]] = {}  # tokens to come of each choice, choices
         self.sent: dict[str, list[float]] = {}
@@ -43,22 +43,22 @@ class FakeEngine:
         start = self._receive(wait=True)
         path = checkpoints.pull(start.config.model)
         fetched = protocol.Fetched(str(path))
-        self._outboxes.send(fetched)
+        self._sockets.send(fetched)
         tokenizer = load_tokenizer(path)
         self._token = tokenizer.backend.token_to_id("~")
         ready = protocol.Ready(
             MAX_MODEL_LEN, tokenizer.num_ids, 64, 10_000, 0.0, 0.0, "", self._stats()
         )
-        self._outboxes.send(ready)
+        self._sockets.send(ready)
         due = time.monotonic()
         while True:
             while (message := self._receive(wait=not self._left)) is not None:
                 if isinstance(message, protocol.Shutdown):
                     return
                 if isinstance(message, protocol.Attach):
-                    self._outboxes.add(message.client)
-                    self._outboxes.send(fetched, message.client)
-                    self._outboxes.send(ready, message.client)
+                    self._sockets.add(message.client)
+                    self._sockets.send(fetched, message.client)
+                    self._sockets.send(ready, message.client)
                 self._take(message)
                 if self._left and self._inbox.poll(0) == 0:
                     break
@@ -92,7 +92,7 @@ class FakeEngine:
         now = time.monotonic()
         for request_id in stepped:
             self.sent[request_id].append(now)
-        self._outboxes.tell(outputs, self._stats())
+        self._sockets.send_outputs(outputs, self._stats())
 
     def _stats(self) -> protocol.EngineStats:
         running = len(self._left)
@@ -106,7 +106,7 @@ class FakeEngine:
         return protocol.decode_to_engine(self._inbox.recv())
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -120,12 +120,12 @@ def main(folder: str, parent: str) -> None:
         level = os.sched_getparam(0).sched_priority + 1
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(level))
     gc.disable()  # so that its pauses don't count as the server's latency
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(int(parent),), daemon=True).start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
-    inbox.bind(protocol.to_engine(folder))
-    outboxes = ClientSockets(context, Path(folder))
-    engine = FakeEngine(inbox, outboxes, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
+    inbox.bind(protocol.engine_address(folder))
+    sockets = ClientSockets(context, Path(folder))
+    engine = FakeEngine(inbox, sockets, float(os.environ.get("FAKE_STEPS_PER_S", "0")))
     engine.run()
     if log := os.environ.get("FAKE_LOG"):
         Path(log).write_text(json.dumps({"sent": engine.sent, "aborted": engine.aborted}))

@@ -61,11 +61,11 @@ class ServerContext:
         labels = {"model_name": self.model_names[0], "engine": "0"}
         prefix = self.config.metrics_prefix
         requests = RequestMetrics(self.client.max_model_len, prefix, labels)
-        self.client.listeners.append(requests)
+        self.client.observers.append(requests)
         if tracer is not None:
             self.tracer = tracer
             tracer.model = self.model_names[0]
-            self.client.listeners.append(tracer)
+            self.client.observers.append(tracer)
         self.engine_registry.register(EngineMetrics(lambda: self.client, prefix, labels))
         for collector in (requests, self.http_metrics):
             self.worker_registry.register(collector)
@@ -73,9 +73,9 @@ class ServerContext:
 
     def replace_client(self, client: EngineClient) -> None:
         """Uses a new engine process of the same model from now on; its metrics go on."""
-        client.listeners = self.client.listeners
-        for observer in client.listeners:
-            observer.on_turn(client.stats)
+        client.observers = self.client.observers
+        for observer in client.observers:
+            observer.on_stats(client.stats)
         self.client = client
 
     @cached_property

@@ -25,8 +25,8 @@ class EngineReports:
         context = zmq.asyncio.Context.instance()
         self._inbox, self._outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         self._number = next(_numbers)
-        self._inbox.bind(protocol.from_engine(folder, self._number))
-        self._outbox.connect(protocol.to_engine(folder))
+        self._inbox.bind(protocol.client_address(folder, self._number))
+        self._outbox.connect(protocol.engine_address(folder))
 
     async def __aenter__(self) -> EngineReports:
         await self._outbox.send(protocol.encode(protocol.Attach(self._number)))

@@ -1,4 +1,4 @@
-"""ClientSockets: from the engine process to its clients."""
+"""ClientSockets: sends messages from the engine process to its clients."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ class ClientSockets:
         self.add(0)
 
     def add(self, client: int) -> None:
-        """A client is there, if it isn't gone already: another tells that, maybe sooner."""
+        """Connects to a client, unless it was removed before: the message that it has died may come
+        first."""
         if client in self._gone:
             return
-        outbox = self._sockets[client] = self._context.socket(zmq.PUSH)
-        outbox.set(zmq.SNDHWM, 0)
-        outbox.connect(protocol.from_engine(self._folder, client))
+        socket = self._sockets[client] = self._context.socket(zmq.PUSH)
+        socket.set(zmq.SNDHWM, 0)
+        socket.connect(protocol.client_address(self._folder, client))
 
     def remove(self, client: int) -> None:
-        """A client is gone, for good."""
+        """Disconnects from a client, for good."""
         self._gone.add(client)
-        if (outbox := self._sockets.pop(client, None)) is not None:
-            outbox.close(linger=0)
+        if (socket := self._sockets.pop(client, None)) is not None:
+            socket.close(linger=0)
 
     def __contains__(self, client: int) -> bool:
         return client in self._sockets
@@ -44,15 +45,15 @@ class ClientSockets:
     def send(self, message: protocol.ToClient, client: int = 0) -> None:
         self._sockets[client].send(protocol.encode(message))
 
-    def tell(self, outputs: Sequence[protocol.Output], stats: protocol.EngineStats) -> None:
-        """Gives each client the news of its own requests, and all of them the reading."""
+    def send_outputs(self, outputs: Sequence[protocol.Output], stats: protocol.EngineStats) -> None:
+        """Sends each client the outputs of its own requests, and the figures to all of them."""
         if len(self._sockets) == 1:
             self.send(protocol.Outputs(list(outputs), stats))
             return
         own: dict[int, list[protocol.Output]] = {client: [] for client in self._sockets}
         for output in outputs:
-            if (news := own.get(protocol.client_of(output.request_id))) is not None:
-                news.append(output)
-        for client, news in own.items():
-            self.send(protocol.Outputs(news, stats), client)
+            if (theirs := own.get(protocol.client_of(output.request_id))) is not None:
+                theirs.append(output)
+        for client, theirs in own.items():
+            self.send(protocol.Outputs(theirs, stats), client)
             stats = msgspec.structs.replace(stats, step_s=None, step_tokens=0)

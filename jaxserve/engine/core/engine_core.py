@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.core.beams import Beams, guide
+from jaxserve.engine.core.beams import Beams, beam_params
 from jaxserve.engine.core.grammar_queue import GrammarQueue
 from jaxserve.engine.core.protocol import EngineStats, Output, Ready, Submit
 from jaxserve.engine.core.step_clock import StepClock
@@ -212,7 +212,9 @@ class EngineCore:
             priority=message.priority,
             arrival_time=time.monotonic(),
             cache_salt=message.cache_salt,
-            payload=SamplingRequest(guide(params) if searches else params, masks, message.pool),
+            payload=SamplingRequest(
+                beam_params(params) if searches else params, masks, message.pool
+            ),
             n=1 if searches else params.n,
             read_prefix_cache=params.prompt_logprobs is None,
             await_tokens=searches,
@@ -398,7 +400,7 @@ class EngineCore:
                 outputs.append(output)
                 growing[seq] = output
             elif seq.request.payload.params.beam_search is not None:
-                self._beams.take(seq, results.logprobs[seq])
+                self._beams.add_likeliest(seq, results.logprobs[seq])
             elif seq.request.payload.pool:
                 embedding = results.embeddings[seq]
                 outputs.append(structs.replace(output, token_ids=[], embedding=embedding))

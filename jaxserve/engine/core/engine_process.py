@@ -1,4 +1,4 @@
-"""The engine process: a loop around EngineCore that talks to the client over two sockets."""
+"""The engine process: receives its clients' messages, runs EngineCore, and sends its outputs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from jaxserve.text.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
-POLL_MS = 1  # between looks at the device while it is busy
-BEAT_S = 1.0  # between signs of life while a step runs
+POLL_MS = 1  # between checks whether the device is done
+REPORT_S = 1.0  # between reports while a step runs, which show that the engine is alive
 
 
 class EngineProcess:
-    """Serves its clients until the first one says Shutdown or dies."""
+    """Serves its clients until the first one sends Shutdown or dies."""
 
-    def __init__(self, inbox: zmq.Socket[bytes], outboxes: ClientSockets) -> None:
-        self._inbox, self._outboxes = inbox, outboxes
-        self._refusals: list[protocol.Output] = []  # still to be told
-        self._told = 0.0  # when the clients last had news
+    def __init__(self, inbox: zmq.Socket[bytes], clients: ClientSockets) -> None:
+        self._inbox, self._clients = inbox, clients
+        self._refusals: list[protocol.Output] = []  # not yet sent
+        self._sent_at = 0.0  # when the clients last got outputs
         self._ending = False
 
     def run(self) -> int:
@@ -53,14 +53,14 @@ class EngineProcess:
         try:
             path = checkpoints.pull(start.config.model)
             self._fetched = protocol.Fetched(str(path))
-            self._outboxes.send(self._fetched)
+            self._clients.send(self._fetched)
             core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
         ready = core.ready
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
-        self._outboxes.send(ready)
+        self._clients.send(ready)
         core.prepare_grammars()
         try:
             return self._serve(core)
@@ -68,7 +68,7 @@ class EngineProcess:
             core.close()
 
     def _serve(self, core: EngineCore) -> int:
-        # What was built until now stays, and no step shall wait for a search of it for garbage.
+        # What exists now stays, so the garbage collector needn't search it during a step.
         gc.collect()
         gc.freeze()
         while not self._ending:
@@ -76,16 +76,17 @@ class EngineProcess:
                 self._inbox.poll()
             self._take_messages(core)
             outputs = core.step(partial(self._meanwhile, core)) if core.has_work else []
-            news, self._refusals = self._refusals + outputs, []
-            self._tell(core, news)
+            outputs, self._refusals = self._refusals + outputs, []
+            self._send_outputs(core, outputs)
         return 0
 
     def _meanwhile(self, core: EngineCore) -> None:
-        """While the device is busy: a client that leaves needn't wait for the step's end."""
+        """Handles messages while the device is busy, so that an abort takes effect before the step
+        ends."""
         if self._inbox.poll(POLL_MS):
             self._take_messages(core)
-        if time.monotonic() - self._told > BEAT_S:
-            self._tell(core)
+        if time.monotonic() - self._sent_at > REPORT_S:
+            self._send_outputs(core)
 
     def _take_messages(self, core: EngineCore) -> None:
         freed = False
@@ -94,57 +95,57 @@ class EngineProcess:
                 case protocol.Shutdown():
                     self._ending = True
                 case protocol.Attach(client):
-                    self._outboxes.add(client)
-                    if client in self._outboxes:
-                        self._outboxes.send(self._fetched, client)
-                        self._outboxes.send(core.ready, client)
+                    self._clients.add(client)
+                    if client in self._clients:
+                        self._clients.send(self._fetched, client)
+                        self._clients.send(core.ready, client)
                 case protocol.Detach(client):
-                    self._outboxes.remove(client)
+                    self._clients.remove(client)
                     theirs = [i for i in core.request_ids if protocol.client_of(i) == client]
                     for own_id in theirs:
                         core.abort(own_id)
                     log.info("client %d has left; aborted %d requests", client, len(theirs))
                     freed = True
-                case protocol.Ask(client=client) if client in self._outboxes:
-                    self._outboxes.send(_grant(core, message), client)
-                case protocol.Submit() if protocol.client_of(message.request_id) in self._outboxes:
+                case protocol.RunAdminCommand(client=client) if client in self._clients:
+                    self._clients.send(_run_admin_command(core, message), client)
+                case protocol.Submit() if protocol.client_of(message.request_id) in self._clients:
                     if refusal := core.submit(message):
                         self._refusals.append(refusal)
                 case protocol.Abort():
                     core.abort(message.request_id, message.index)
                     freed = True
-        if freed:  # what is free now needn't wait for the step to be known
-            self._tell(core)
+        if freed:  # clients learn of the free blocks before the step ends
+            self._send_outputs(core)
 
     def _receive(self) -> protocol.ToEngine:
         return protocol.decode_to_engine(self._inbox.recv())
 
-    def _tell(self, core: EngineCore, news: Sequence[protocol.Output] = ()) -> None:
-        self._told = time.monotonic()
-        self._outboxes.tell(news, core.report())
+    def _send_outputs(self, core: EngineCore, outputs: Sequence[protocol.Output] = ()) -> None:
+        self._sent_at = time.monotonic()
+        self._clients.send_outputs(outputs, core.report())
 
     def _fail(self, reason: str) -> int:
-        self._outboxes.send(protocol.Failed(reason))
+        self._clients.send(protocol.Failed(reason))
         return 1
 
 
-def _grant(core: EngineCore, ask: protocol.Ask) -> protocol.Answer:
+def _run_admin_command(core: EngineCore, message: protocol.RunAdminCommand) -> protocol.AdminResult:
     try:
-        match ask.wish:
+        match message.command:
             case "reset_prefix_cache":
-                return protocol.Answer(ask.call_id, core.reset_prefix_cache())
+                return protocol.AdminResult(message.call_id, core.reset_prefix_cache())
             case "start_profile":
-                jax.profiler.start_trace(ask.argument)
+                jax.profiler.start_trace(message.argument)
             case "stop_profile":
                 jax.profiler.stop_trace()
     except (RuntimeError, OSError) as error:
-        return protocol.Answer(ask.call_id, False, str(error))
-    return protocol.Answer(ask.call_id, True)
+        return protocol.AdminResult(message.call_id, False, str(error))
+    return protocol.AdminResult(message.call_id, True)
 
 
-def _end_with(parent: int, folder: Path) -> None:
-    """Ends this process when its parent has died, whatever it is busy with, and what it has
-    started (a download); removes the sockets' folder, which the parent no longer can."""
+def _exit_with_parent(parent: int, folder: Path) -> None:
+    """Waits until the parent process has died. Then kills this process, whatever it computes, with
+    the processes that it has started (a download), and removes the sockets' folder."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
     shutil.rmtree(folder, ignore_errors=True)
@@ -152,18 +153,24 @@ def _end_with(parent: int, folder: Path) -> None:
 
 
 def main(folder: str, parent: str) -> int:
-    """Entry of the process, which leads its group; its first client is process `parent`, and the
-    sockets are in `folder`."""
-    # Ctrl-C and a service manager's SIGTERM reach the whole process group; the client decides
-    # when the engine ends.
+    """Runs the engine process, which leads its process group.
+
+    Args:
+        folder: where the sockets are.
+        parent: process id of the first client.
+    """
+    # Ctrl-C and a service manager's SIGTERM reach this process, too, but the client decides when
+    # the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
-    threading.Thread(target=_end_with, args=(int(parent), Path(folder)), daemon=True).start()
+    threading.Thread(
+        target=_exit_with_parent, args=(int(parent), Path(folder)), daemon=True
+    ).start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
-    inbox.bind(protocol.to_engine(folder))
+    inbox.bind(protocol.engine_address(folder))
     try:
         return EngineProcess(inbox, ClientSockets(context, Path(folder))).run()
     finally:

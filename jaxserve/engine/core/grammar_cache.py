@@ -1,4 +1,4 @@
-"""What came of the grammars that were asked for last."""
+"""GrammarCache: recently used compiled grammars, and refusals."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from jaxserve.sampling.grammar import Grammar
 from jaxserve.sampling.grammar_trial import TooCostlyError
 from jaxserve.sampling.params import StructuredOutputsParams
 
-MOST = 128
-MOST_BYTES = 512 * MIB  # of all
-WORN_BYTES = 64 * MIB  # of one; it is compiled anew, smaller
+MAX_ENTRIES = 128
+MAX_BYTES = 512 * MIB  # of all grammars
+MAX_GRAMMAR_BYTES = 64 * MIB  # of one: it grows with use, and is compiled again beyond this
 
 
 class GrammarCache:
-    """Grammars that were compiled, and why others were refused: those that took too much, lest
-    they take it again."""
+    """Compiled grammars, least recently used first out, and the error messages of grammars that
+    took too long or too much memory to compile, so that nobody compiles those again."""
 
     def __init__(self) -> None:
-        self._known: dict[StructuredOutputsParams, Grammar | str] = {}  # the next to go first
+        self._known: dict[StructuredOutputsParams, Grammar | str] = {}  # least recently used first
 
     def get(self, params: StructuredOutputsParams) -> Future[Grammar] | None:
-        """The grammar or its refusal, if it is known; it is done."""
+        """The grammar or its error, if it is known, as a future that is done."""
         known = self._known.pop(params, None)
         if known is None:
             return None
         self._known[params] = known
-        self._trim()  # it and others may have grown
+        self._trim()  # grammars grow with use
         if params not in self._known:
             return None
         future: Future[Grammar] = Future()
@@ -40,7 +40,7 @@ class GrammarCache:
         return future
 
     def put(self, params: StructuredOutputsParams, done: Future[Grammar]) -> None:
-        """Keeps what is worth it."""
+        """Keeps a compiled grammar, or the error of one that was too costly."""
         if (error := done.exception()) is None:
             self._known[params] = done.result()
         elif isinstance(error, TooCostlyError):
@@ -49,14 +49,14 @@ class GrammarCache:
 
     def _trim(self) -> None:
         for params, known in list(self._known.items()):
-            if isinstance(known, Grammar) and known.size > WORN_BYTES:
-                del self._known[params]  # or one that grew without end would drive out all others
-        while len(self._known) > MOST or self.size > MOST_BYTES:
+            if isinstance(known, Grammar) and known.size > MAX_GRAMMAR_BYTES:
+                del self._known[params]  # before it makes the others exceed MAX_BYTES
+        while len(self._known) > MAX_ENTRIES or self.size > MAX_BYTES:
             del self._known[next(iter(self._known))]
 
     @property
     def size(self) -> float:
-        """About as many bytes as all take."""
+        """Bytes that all entries take, estimated."""
         return sum(
             _source_bytes(params) + (known.size if isinstance(known, Grammar) else 0)
             for params, known in self._known.items()

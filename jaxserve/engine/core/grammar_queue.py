@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled, off the core loop."""
+"""GrammarQueue: compiles grammars in threads, and holds the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from jaxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Threads, each with a process, and the processor time that a grammar may take in one. What takes
-# longer than a quick one waits again, among its like: the quick ones needn't wait for it.
-QUICK, QUICK_S = 2, 1
-SLOW, SLOW_S = 1, 10
-WAIT_S = 60.0  # for a thread
+# Threads, each with a process, and the seconds of processor time that a grammar may take in one.
+# A grammar that takes longer than QUICK_S is queued again for the slow thread, so that quick ones
+# needn't wait for slow ones.
+QUICK_THREADS, QUICK_S = 2, 1
+SLOW_THREADS, SLOW_S = 1, 10
+WAIT_S = 60.0  # for a free thread
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A grammar, and the requests that want it, each with when it came, by time.monotonic()."""
+    """A grammar to compile.
+
+    Args:
+        requests: those that wait for it, by id, each with its time.monotonic() of arrival.
+        is_slow: it is compiled by the slow thread.
+    """
 
     params: StructuredOutputsParams
     requests: dict[str, tuple[Submit, float]] = field(default_factory=dict)
@@ -43,9 +49,10 @@ class _Job:
 
 
 class GrammarQueue:
-    """Compiles grammars in threads, each but once however many want it, and keeps those that were
-    asked for last. A process tries them first: GrammarTrial has the reasons. The processes are
-    started at the first use. A request whose grammar no thread has begun within WAIT_S is given up.
+    """Compiles each grammar once, however many requests wait for it, and caches it.
+
+    A process compiles it first, for trial (see GrammarTrial); the processes are started when they
+    are first needed. A request whose grammar no thread has begun within WAIT_S is refused.
 
     Args:
         vocab: tokens that may be drawn.
@@ -55,31 +62,36 @@ class GrammarQueue:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: GrammarCompiler | None = None
         self._building = threading.Lock()
-        self._quick = _Lane(QUICK, QUICK_S, lambda: self._vocabulary, self._built)
-        self._slow = _Lane(SLOW, SLOW_S, lambda: self._vocabulary, self._built)
+        self._quick = _CompilePool(
+            QUICK_THREADS, QUICK_S, lambda: self._vocabulary, self._shared_compiler
+        )
+        self._slow = _CompilePool(
+            SLOW_THREADS, SLOW_S, lambda: self._vocabulary, self._shared_compiler
+        )
         self._jobs: dict[StructuredOutputsParams, _Job] = {}
-        self._wanted: dict[str, StructuredOutputsParams] = {}  # by each request
+        self._waiting: dict[str, StructuredOutputsParams] = {}  # by each request
         self._cache = GrammarCache()
 
     def prepare(self) -> None:
-        """Builds the vocabulary's tables now rather than at the first use: no other thread runs
-        meanwhile, for a second where the vocabulary is large."""
+        """Builds the vocabulary's tables now rather than at the first use: that holds the GIL,
+        for a second if the vocabulary is large."""
         try:
-            self._built()
+            self._shared_compiler()
         except Exception:
             log.warning("requests with a grammar will fail", exc_info=True)
 
     def __len__(self) -> int:
-        """Requests that wait."""
-        return len(self._wanted)
+        """Number of requests that wait."""
+        return len(self._waiting)
 
     @property
     def request_ids(self) -> list[str]:
-        """Of those."""
-        return list(self._wanted)
+        """Ids of the requests that wait."""
+        return list(self._waiting)
 
     def put(self, message: Submit) -> Future[Grammar] | None:
-        """A request's grammar, if it is there; otherwise take() will have it."""
+        """A request's grammar, if it is cached. Otherwise the request waits, and take() returns
+        it."""
         params = message.params.structured_outputs
         assert params is not None
         if (known := self._cache.get(params)) is not None:
@@ -89,19 +101,20 @@ class GrammarQueue:
         if params not in self._jobs:
             job.grammar = self._quick.compile(job)
             self._jobs[params] = job
-        self._wanted[message.request_id] = params
+        self._waiting[message.request_id] = params
         return None
 
     def take(self, timeout: float = 0.0) -> list[tuple[Submit, Future[Grammar]]]:
-        """Requests whose grammar is done, well or badly; waits up to `timeout` s for the first."""
-        if timeout and self._wanted:
+        """Requests whose grammar is compiled or refused. If there is none, waits up to `timeout` s
+        for one."""
+        if timeout and self._waiting:
             grammars = [job.grammar for job in self._jobs.values()]
             wait(grammars, timeout, return_when=FIRST_COMPLETED)
         done: list[tuple[Submit, Future[Grammar]]] = []
         for params, job in list(self._jobs.items()):
             if not job.grammar.done():
                 if not job.grammar.running():
-                    done += [(message, _given_up()) for message in _overdue(job)]
+                    done += [(message, _no_thread_free()) for message in _overdue(job)]
             elif not job.is_slow and isinstance(job.grammar.exception(), TooSlowError):
                 job.is_slow, job.grammar = True, self._slow.compile(job)
             else:
@@ -113,20 +126,21 @@ class GrammarQueue:
         return done
 
     def cancel(self, request_id: str) -> None:
-        """Forgets a request; unknown ids are ignored. What nobody else wants isn't compiled."""
-        params = self._wanted.pop(request_id, None)
+        """Removes a request; unknown ids are ignored. A grammar that no other request waits for
+        isn't compiled."""
+        params = self._waiting.pop(request_id, None)
         if params is None or (job := self._jobs.get(params)) is None:
             return
         del job.requests[request_id]
         if not job.is_wanted:
-            job.grammar.cancel()  # one that has begun ends by itself
+            job.grammar.cancel()  # if it has begun, its thread sees that it isn't wanted
             del self._jobs[params]
 
     def close(self) -> None:
         self._quick.close()
         self._slow.close()
 
-    def _built(self) -> GrammarCompiler:
+    def _shared_compiler(self) -> GrammarCompiler:
         with self._building:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(*self._vocabulary)
@@ -138,12 +152,12 @@ class GrammarQueue:
         return tokenizer.backend.to_str(), self._vocab, tokenizer.eos_token_ids
 
 
-class _Lane:
-    """Threads that compile grammars, each with a process that tries them first.
+class _CompilePool:
+    """Threads that compile grammars, each with a process for the trial.
 
     Args:
-        limit_s: of processor time, for one grammar.
-        compiler: gives the one that the threads share.
+        limit_s: processor time for one grammar.
+        compiler: gives the compiler that the threads share.
     """
 
     def __init__(
@@ -162,10 +176,10 @@ class _Lane:
 
     def compile(self, job: _Job) -> Future[Grammar]:
         before = threading.stack_size(STACK_BYTES)
-        try:  # it may start a thread
+        try:  # submit() may start a thread, with this stack size
             return self._pool.submit(self._compile, job)
-        except RuntimeError:  # and can't
-            return _given_up()
+        except RuntimeError:  # no thread can be started
+            return _no_thread_free()
         finally:
             threading.stack_size(before)
 
@@ -191,7 +205,7 @@ def _overdue(job: _Job) -> list[Submit]:
     return [message for message, since in job.requests.values() if now - since > WAIT_S]
 
 
-def _given_up() -> Future[Grammar]:
+def _no_thread_free() -> Future[Grammar]:
     future: Future[Grammar] = Future()
     future.set_exception(OverloadedError("too many grammars are being compiled: try again later"))
     return future

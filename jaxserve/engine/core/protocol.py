@@ -1,9 +1,9 @@
-"""What crosses the process boundary: small, typed, versioned messages, packed by msgspec.
+"""The messages between clients and the engine process: small, typed, versioned, packed by msgspec.
 
-Client to engine: one Submit a request, Abort, Ask, Shutdown. Engine to client: Fetched and
-Ready (or Failed), then Outputs after each turn of its loop and once a second in a long one, and
-Answers. The first client starts the engine, and further ones may attach to it, each under a number
-of its own.
+Client to engine: one Submit a request, Abort, RunAdminCommand, Shutdown. Engine to client: Fetched
+and Ready (or Failed), then Outputs after each turn of its loop and once a second in a long one, and
+an AdminResult for each RunAdminCommand. The first client starts the engine. Further ones may attach
+to it, each under a number of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import SchedulerStats
 
-PROTOCOL_VERSION = 5
-
+PROTOCOL_VERSION = 6
 
 AdminCommand = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
@@ -40,26 +39,26 @@ class Start(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """A further client is there. It is told what the first one was: Fetched, and Ready."""
+    """A further client has come. It gets Fetched and Ready, as the first one did."""
 
     client: int
 
 
 class Detach(Message, frozen=True):
-    """A further client has died: what it asked for is aborted. It may be heard before that one's
-    last messages, so its number is never used again."""
+    """A further client has died: its requests are aborted. Its own last messages may come after
+    this one, so its number is never used again."""
 
     client: int
 
 
 class Fetched(Message, frozen=True):
-    """The engine has the model's files, and begins to load them."""
+    """The engine has fetched the model's files, and begins to load them."""
 
     path: str
 
 
 class Submit(Message, frozen=True):
-    """Registers and starts a request as one act.
+    """Registers and starts a request.
 
     Args:
         request_id: chosen by the client process (RequestIds), never by a user.
@@ -81,22 +80,22 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Ends a request, or one choice of it; unknown ids are ignored, for it may just have ended."""
+    """Ends a request, or one choice of it. Unknown ids are ignored: it may just have ended."""
 
     request_id: str
     index: int | None = None
 
 
-class Ask(Message, frozen=True):
-    """An operator's wish; an Answer with the same call_id follows.
+class RunAdminCommand(Message, frozen=True):
+    """Runs an operator's command; an AdminResult with the same call_id follows.
 
     Args:
-        client: who asks.
         argument: the folder to write to (start_profile).
+        client: the one that gets the result.
     """
 
     call_id: int
-    wish: AdminCommand
+    command: AdminCommand
     argument: str = ""
     client: int = 0
 
@@ -106,15 +105,15 @@ class Shutdown(Message, frozen=True):
 
 
 class EngineStats(Message, frozen=True):
-    """A reading after a turn of the engine's loop.
+    """The engine's figures after a turn of its loop.
 
     Args:
-        scheduler: memory and order.
+        scheduler: the scheduler's.
         compiles: compilations since ready; stays 0.
         idle_s: see StepClock.
-        step_s, step_tokens: of the step whose results this turn brought, the seconds it took and
-            the tokens it computed; None and 0 if there was none. One client alone is told.
-        busy_s: seconds that the device has been at its oldest step so far; 0 if it has none.
+        step_s, step_tokens: the seconds that the step took whose results this turn has read, and
+            the tokens that it computed; None and 0 if there was none. Only one client gets them.
+        busy_s: seconds for which the device has been computing its oldest step; 0 if it has none.
     """
 
     scheduler: SchedulerStats
@@ -131,11 +130,11 @@ class Ready(Message, frozen=True):
     Args:
         max_model_len: most tokens of a request, prompt and output; also bounded by the pool.
         vocab_size: rows of the model's embedding; token ids must be below.
-        embedding_size: numbers of a prompt's embedding.
+        embedding_size: elements of a prompt's embedding.
         num_blocks: blocks in the KV pool.
-        cache: the KV pool in words.
+        cache: one line that describes the KV pool.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
-        stats: the first reading.
+        stats: the figures at that time.
     """
 
     max_model_len: int
@@ -149,14 +148,18 @@ class Ready(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The engine could not start; a message for the user."""
+    """The engine can't start.
+
+    Args:
+        message: why, for the user.
+    """
 
     message: str
 
 
 class Output(Message, frozen=True, gc=False):
-    """News of one choice of a request. There are many, and none is in a cycle, so the garbage
-    collector needn't know them.
+    """What a turn brought for one choice of a request. There are many of them and none is in a
+    reference cycle, so the garbage collector doesn't track them (gc=False).
 
     Args:
         index: which choice.
@@ -165,7 +168,7 @@ class Output(Message, frozen=True, gc=False):
         logprobs: one entry a token id, if they were asked for.
         embedding: of the prompt, [E] float32 of length 1.
         prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
-        queue_s: in the news that the request has been admitted: seconds in the scheduler's queue.
+        queue_s: set once, when the request is first admitted: seconds in the scheduler's queue.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
     """
@@ -185,8 +188,8 @@ class Output(Message, frozen=True, gc=False):
     error_kind: str | None = None
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it has nothing but tokens."""
+    def has_only_tokens(self) -> bool:
+        """Whether nothing but token ids is set."""
         return (
             self.finish_reason is None
             and self.error is None
@@ -199,17 +202,17 @@ class Output(Message, frozen=True, gc=False):
 
 
 class Outputs(Message, frozen=True):
-    """All news of one turn."""
+    """All outputs of one turn."""
 
     outputs: list[Output]
     stats: EngineStats
 
 
-class Answer(Message, frozen=True):
-    """To an Ask.
+class AdminResult(Message, frozen=True):
+    """The result of a RunAdminCommand.
 
     Args:
-        done: whether it was done; False if it couldn't be now.
+        done: whether it was done; False if it couldn't be done now.
         error: why it failed.
     """
 
@@ -225,14 +228,14 @@ def as_error(output: Output) -> JaxserveError:
 
 
 def join_tokens(outputs: Iterable[Output]) -> list[Output]:
-    """The same news in fewer outputs: what only adds tokens to a choice's last output is put on to
-    it, in place."""
+    """The same in fewer outputs: one that has only tokens is appended, in place, to the output of
+    the same choice before it, if that has only tokens, too."""
     joined: list[Output] = []
     last: dict[tuple[str, int], Output] = {}
     for output in outputs:
         choice = output.request_id, output.index
         before = last.get(choice)
-        if before is not None and before.is_bare and output.is_bare:
+        if before is not None and before.has_only_tokens and output.has_only_tokens:
             before.token_ids.extend(output.token_ids)
         else:
             last[choice] = output
@@ -240,34 +243,38 @@ def join_tokens(outputs: Iterable[Output]) -> list[Output]:
     return joined
 
 
-ToEngine = Start | Attach | Detach | Submit | Abort | Ask | Shutdown
-ToClient = Fetched | Ready | Failed | Outputs | Answer
+ToEngine = Start | Attach | Detach | Submit | Abort | RunAdminCommand | Shutdown
+ToClient = Fetched | Ready | Failed | Outputs | AdminResult
 
 
 class RequestIds:
-    """Ids of one client's requests, which tell whose they are."""
+    """Makes ids for one client's requests, from which client_of() gets its number."""
 
     def __init__(self, client: int) -> None:
         self._client, self._counter = client, itertools.count()
 
     def new(self, name: str) -> str:
-        """Args: name: for logs."""
+        """A new id.
+
+        Args:
+            name: part of the id, for logs.
+        """
         return f"{self._client}/{next(self._counter)}-{name}"
 
 
 def client_of(request_id: str) -> int:
-    """Whose request it is."""
+    """The number of the client whose request it is."""
     return int(request_id.partition("/")[0])
 
 
-def to_engine(folder: str | Path) -> str:
-    """Address of the socket to the engine, which the engine binds, in a folder that is ours
-    alone."""
+def engine_address(folder: str | Path) -> str:
+    """Address of the socket on which the engine receives, in a folder for this user alone. The
+    engine binds it."""
     return f"ipc://{folder}/to-engine"
 
 
-def from_engine(folder: str | Path, client: int) -> str:
-    """Address of the socket to a client, which the client binds."""
+def client_address(folder: str | Path, client: int) -> str:
+    """Address of the socket on which a client receives. The client binds it."""
     return f"ipc://{folder}/from-engine-{client}"
 
 

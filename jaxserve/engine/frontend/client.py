@@ -1,4 +1,4 @@
-"""EngineClient: the server's and the command line's only view of the engine. Imports no jax.
+"""EngineClient: the server's and the command line's view of the engine. Imports no jax.
 
 This process tokenizes and detokenizes; the engine process schedules and runs.
 """
@@ -9,143 +9,94 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import random
-import shutil
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import zmq
-import zmq.asyncio
 
 import checkpoints
 from jaxserve.config import EngineConfig
 from jaxserve.engine.core import protocol
 from jaxserve.engine.frontend.delta_queue import DeltaQueue
+from jaxserve.engine.frontend.engine_connection import ENGINE_MODULE, EngineConnection
 from jaxserve.engine.frontend.output_processor import OutputProcessor
-from jaxserve.engine.frontend.request_observer import (
-    ChoiceTimes,
-    EndReason,
-    RequestObserver,
-    RequestTimes,
-)
+from jaxserve.engine.frontend.request_observer import RequestObserver, RequestTimes
+from jaxserve.engine.frontend.request_stream import RequestStream
 from jaxserve.engine.frontend.request_validation import Prompt, RequestValidator
 from jaxserve.engine.frontend.sampling_defaults import sampling_defaults
-from jaxserve.errors import (
-    EngineDeadError,
-    EngineError,
-    InvalidRequestError,
-    JaxserveError,
-    ModelError,
-)
+from jaxserve.errors import EngineDeadError, EngineError, InvalidRequestError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
-# A write to a reader costs more than all else that is done for a token. After a turn of many
-# outputs the next one waits for half as long as it took, so that where steps are short a write
-# holds the tokens of several, and the loop has time for all else.
-REST, MOST_REST_S, MANY_OUTPUTS = 0.5, 0.02, 32
-READ_S = 0.005  # for which a turn reads on while there is more: no reader has its own meanwhile
-SHUTDOWN_S = 10.0  # how long a closing client waits for the engine to end by itself
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One request between the engine's news and the reader."""
-
-    choices: OutputProcessor
-    times: RequestTimes
-    mailbox: DeltaQueue
-    ended: bool = False
+# To write to a reader costs more than all else that is done for a token. After a batch of many
+# outputs the client pauses for half as long as the batch took, so that where steps are short one
+# write has the tokens of several steps, and the event loop has time for everything else.
+PAUSE_RATIO, MAX_PAUSE_S, MANY_OUTPUTS = 0.5, 0.02, 32
+MAX_READ_S = 0.005  # of messages in one batch; no reader runs meanwhile
 
 
 class EngineClient:
-    """Streams requests through an engine process. Use EngineClient.start(), or attach() to an
-    engine that another process has started.
+    """Streams requests through an engine process. Made by EngineClient.start(), or by attach() for
+    an engine that another process has started.
 
     sampling_defaults: values that the model asks for in SamplingParams' fields that a request
-    leaves unset. Who makes the params applies them.
-
-    Args:
-        folder: where the engine's sockets are.
-        number: this client's among the engine's.
-        ended: waits for the engine's end; gives its exit status.
-        process: the engine, if it is this client's to end.
+        leaves unset. Whoever makes the params applies them.
+    exit_status: the engine's, once it has ended.
+    ready: what the engine reported when it was ready.
+    stats: the engine's last figures.
+    observers: are told what happens to requests.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        folder: Path,
-        number: int,
-        ended: Callable[[], Awaitable[int]],
-        process: asyncio.subprocess.Process | None = None,
+        connection: EngineConnection,
+        tokenizer: Tokenizer,
+        sampling_defaults: dict[str, Any],
+        ready: protocol.Ready,
     ) -> None:
         local = Path(config.model)
-        # A hub name stays whole: it is what clients send.
+        # Clients send a hub name as it is.
         self.model_name = (
             local.resolve().name.removesuffix(".gguf") if local.exists() else config.model
         )
-        self.config, self.folder = config, folder
-        self._number, self._ended, self._process = number, ended, process
-        context = zmq.asyncio.Context.instance()
-        self._to_engine, self._from_engine = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        self._to_engine.set(zmq.SNDHWM, 0)
-        self._from_engine.set(zmq.RCVHWM, 0)
-        self._streams: dict[str, _Stream] = {}
-        self._ids, self._calls = protocol.RequestIds(number), itertools.count()
-        self._dead = asyncio.Event()
-        self._closing = False
-        self.exit_status: int | None = None  # the engine's
-        self._tasks: list[asyncio.Task[None]] = []
-        self._asked: dict[int, asyncio.Future[protocol.Answer]] = {}
-        self._heard = time.monotonic()  # when the engine last said something
-        self.listeners: list[RequestObserver] = []
-        self.tokenizer: Tokenizer
-        self.sampling_defaults: dict[str, Any]  # what holds where a request says nothing
-        self.ready: protocol.Ready
-        self.stats: protocol.EngineStats  # the last reading
-        self._validator: RequestValidator
+        self.config, self.tokenizer = config, tokenizer
+        self.sampling_defaults = sampling_defaults
+        self.ready, self.stats = ready, ready.stats
+        self.exit_status: int | None = None
+        self.observers: list[RequestObserver] = []
+        self._connection = connection
+        self._streams: dict[str, RequestStream] = {}
+        self._ids, self._calls = protocol.RequestIds(connection.number), itertools.count()
+        self._admin_calls: dict[int, asyncio.Future[protocol.AdminResult]] = {}
+        self._dead, self._closing = asyncio.Event(), False
+        self._received_at = time.monotonic()  # when the engine's last message came
+        seeds = random.Random(config.seed + connection.number)
+        self._validator = RequestValidator(tokenizer, ready.max_model_len, ready.vocab_size, seeds)
+        self._tasks = [
+            asyncio.create_task(self._read_messages()),
+            asyncio.create_task(self._watch_process()),
+        ]
 
     @classmethod
-    async def start(
-        cls, config: EngineConfig, module: str = "jaxserve.engine.core.engine_process"
-    ) -> EngineClient:
-        """Fetches the model, starts the engine process, and returns when it is ready.
+    async def start(cls, config: EngineConfig, module: str = ENGINE_MODULE) -> EngineClient:
+        """Starts an engine process, which fetches the model, and returns when it is ready.
 
         Args:
             module: what the engine process runs.
 
         Raises:
-            ModelError: the model can't be had or served.
-            EngineDeadError: the process ended without a word; its stderr says why.
+            ModelError: the model can't be fetched or served.
+            EngineDeadError: the process ended without a message; its stderr says why.
         """
-        checkpoints.check_name(config.model)  # a slip shows before a process has started
-        folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))  # mode 0700: ours alone
-        process: asyncio.subprocess.Process | None = None
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, str(folder), str(os.getpid())),
-                start_new_session=True,  # so that it can be ended with all that it has started
-            )
-            client = cls(config, folder, 0, process.wait, process)
-            await client._connect(protocol.Start(protocol.PROTOCOL_VERSION, config))
-        except BaseException:
-            if process is not None:
-                _kill(process)
-                await process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return client
+        checkpoints.check_name(config.model)  # before a process is started
+        connection = await EngineConnection.start_process(module)
+        start = protocol.Start(protocol.PROTOCOL_VERSION, config)
+        return await cls._connect(config, connection, start)
 
     @classmethod
     async def attach(
@@ -153,41 +104,50 @@ class EngineClient:
         config: EngineConfig,
         folder: Path,
         number: int,
-        ended: Callable[[], Awaitable[int]],
+        wait_ended: Callable[[], Awaitable[int]],
     ) -> EngineClient:
         """A further client of an engine that is ready.
 
         Args:
-            config: as the engine was started.
-            folder: the first client's.
+            config: the settings that the engine was started with.
+            folder: that of the client that started the engine.
             number: from 1 on, no two alike.
-            ended: as of the class.
+            wait_ended: waits for the engine's end; gives its exit status.
 
         Raises:
             EngineDeadError: the engine has ended.
         """
-        client = cls(config, folder, number, ended)
-        await client._connect(protocol.Attach(number))
-        return client
+        connection = EngineConnection(folder, number, wait_ended)
+        return await cls._connect(config, connection, protocol.Attach(number))
 
-    async def _connect(self, greeting: protocol.Start | protocol.Attach) -> None:
+    @classmethod
+    async def _connect(
+        cls,
+        config: EngineConfig,
+        connection: EngineConnection,
+        greeting: protocol.Start | protocol.Attach,
+    ) -> EngineClient:
         """Returns when the engine is ready."""
         try:
-            self._from_engine.bind(protocol.from_engine(self.folder, self._number))
-            self._to_engine.connect(protocol.to_engine(self.folder))
-            self._post(greeting)
-            fetched = await self._hear()
+            connection.open()
+            connection.send(greeting)
+            fetched = await connection.receive_at_start()
             assert isinstance(fetched, protocol.Fetched)
-            # The engine loads and compiles while we read the tokenizer.
+            # The engine loads and compiles while this process reads the tokenizer.
             path = Path(fetched.path)
-            self.tokenizer = await asyncio.to_thread(load_tokenizer, path)
-            self.sampling_defaults = sampling_defaults(self.config, path)
-            ready = await self._hear()
+            tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            defaults = sampling_defaults(config, path)
+            ready = await connection.receive_at_start()
             assert isinstance(ready, protocol.Ready)
-            self._begin(ready)
+            return cls(config, connection, tokenizer, defaults, ready)
         except BaseException:
-            self._close_sockets()
+            await connection.abandon()
             raise
+
+    @property
+    def folder(self) -> Path:
+        """Where the engine's sockets are; for attach()."""
+        return self._connection.folder
 
     @property
     def max_model_len(self) -> int:
@@ -201,21 +161,21 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine process lives."""
+        """Whether the engine process is alive."""
         return not self._dead.is_set()
 
     @property
     def silent_s(self) -> float:
-        """Seconds for which the engine has owed a sign of life; 0 while it has nothing to do.
+        """Seconds since the engine's last message, if it has work; 0 if it has none.
 
-        It gives one after each turn of its loop, and every second of a step.
+        It sends one after each turn of its loop, and every second during a step.
         """
-        return time.monotonic() - self._heard if self._owed else 0.0
+        return time.monotonic() - self._received_at if self._expects_messages else 0.0
 
     @property
-    def _owed(self) -> bool:
-        # Other clients' requests, of which its readings tell, have it give signs to all.
-        busy = bool(self._asked) or self.stats.scheduler.running > 0
+    def _expects_messages(self) -> bool:
+        # Its figures tell of other clients' requests, for which it also sends messages to all.
+        busy = bool(self._admin_calls) or self.stats.scheduler.running > 0
         return busy or any(not stream.ended for stream in self._streams.values())
 
     async def wait_dead(self) -> None:
@@ -266,11 +226,11 @@ class EngineClient:
         cache_salt: str | None = None,
         pool: bool = False,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
-        """Streams several prompts to one reader: all that has come since it last asked.
+        """Streams several prompts to one reader: each time all deltas since the last time.
 
         The choices of prompt i have the indices from i * params.n on. A reader that is slow gets
-        larger deltas, not more of them. Closing the iterator early aborts what still runs, and so
-        does the first failure.
+        larger deltas, not more of them. Closing the iterator early aborts the requests that haven't
+        ended, and so does the first failure.
 
         Args:
             request_id: for logs; the engine's own id is never a caller's.
@@ -288,193 +248,120 @@ class EngineClient:
                 "priority",
             )
         several = [self._validator.prompt_ids(prompt, params) for prompt in prompts]
-        if not self.healthy:
-            raise EngineDeadError("the engine process has ended: restart the server")
-        self._expect()
-        mailbox = DeltaQueue(len(several))
-        streams: dict[str, _Stream] = {}
+        self._check_alive()
+        self._expect_messages()
+        queue = DeltaQueue(len(several))
+        streams: dict[str, RequestStream] = {}
         try:
             for i, ids in enumerate(several):
                 own_id = self._ids.new(request_id or "request")
-                choices = OutputProcessor(self.tokenizer, params, i * params.n)
-                streams[own_id] = _Stream(
-                    choices, RequestTimes(len(ids), params, request_id), mailbox
+                streams[own_id] = self._streams[own_id] = RequestStream(
+                    OutputProcessor(self.tokenizer, params, i * params.n),
+                    RequestTimes(len(ids), params, request_id),
+                    queue,
+                    self.observers,
                 )
-                self._streams[own_id] = streams[own_id]
-                self._post(
+                self._connection.send(
                     self._validator.submission(own_id, ids, params, priority, cache_salt, pool)
                 )
-            while mailbox.more:
-                yield await mailbox.take()
+            while queue.has_more:
+                yield await queue.take()
         finally:
             for own_id, stream in streams.items():
                 del self._streams[own_id]
                 if not stream.ended:
-                    self._abort(own_id)
-                    self._tell_rest(stream, "abort")
+                    self._abort(protocol.Abort(own_id))
+                    stream.end_open_choices("abort")
 
-    async def ask(self, wish: protocol.AdminCommand, argument: str = "") -> bool:
-        """Has the engine do what an operator wishes, between two steps.
+    async def run_admin_command(self, command: protocol.AdminCommand, argument: str = "") -> bool:
+        """Has the engine run an operator's command between two steps.
+
+        Args:
+            argument: of start_profile: the folder to write to.
 
         Returns:
-            Whether it was done; False if it can't be now.
+            Whether it was done; False if it can't be done now.
 
         Raises:
             EngineError: it failed.
             EngineDeadError: the engine process has ended.
         """
-        if not self.healthy:
-            raise EngineDeadError("the engine process has ended: restart the server")
-        self._expect()
+        self._check_alive()
+        self._expect_messages()
         call_id = next(self._calls)
-        self._asked[call_id] = asyncio.get_running_loop().create_future()
+        self._admin_calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._post(protocol.Ask(call_id, wish, argument, self._number))
-            answer = await self._asked[call_id]
+            self._connection.send(
+                protocol.RunAdminCommand(call_id, command, argument, self._connection.number)
+            )
+            result = await self._admin_calls[call_id]
         finally:
-            del self._asked[call_id]
-        if answer.error is not None:
-            raise EngineError(answer.error)
-        return answer.done
+            del self._admin_calls[call_id]
+        if result.error is not None:
+            raise EngineError(result.error)
+        return result.done
 
     def detach(self, number: int) -> None:
         """Tells the engine that a further client has died, so that it ends that one's requests."""
         if self.healthy:
-            self._post(protocol.Detach(number))
+            self._connection.send(protocol.Detach(number))
 
     async def close(self) -> None:
-        """Fails what still runs; ends the engine process, if this client has started it, and
-        frees what belongs to it."""
+        """Fails the requests that haven't ended, and closes the connection. Ends the engine
+        process, if this client has started it."""
         self._closing = True
-        if self._process is not None and self.healthy:
-            self._post(protocol.Shutdown())
-            try:
-                await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
-            except TimeoutError:
-                _kill(self._process)
-                await self._process.wait()
+        if self.healthy:
+            await self._connection.shut_down()
         self._fail_all(EngineDeadError("the server is shutting down"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close_sockets()
-        if self._process is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._connection.close()
 
-    async def _hear(self) -> protocol.ToClient:
-        """The engine's next message while it starts.
-
-        Raises:
-            ModelError: it says that it can't.
-            EngineDeadError: it ended.
-        """
-        receive = asyncio.ensure_future(self._from_engine.recv())
-        ended = asyncio.ensure_future(self._ended())
-        await asyncio.wait({receive, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not receive.done():
-            with contextlib.suppress(TimeoutError):  # its last word may still be on the way
-                await asyncio.wait_for(asyncio.shield(receive), 1.0)
-        ended.cancel()
-        if not receive.done():
-            receive.cancel()
-            raise EngineDeadError(
-                f"the engine process ended with status {await self._ended()} before it was "
-                "ready; its messages are above"
-            )
-        answer = protocol.decode_to_client(receive.result())
-        if isinstance(answer, protocol.Failed):
-            raise ModelError(answer.message)
-        return answer
-
-    def _begin(self, ready: protocol.Ready) -> None:
-        self.ready, self.stats = ready, ready.stats
-        seeds = random.Random(self.config.seed + self._number)
-        self._validator = RequestValidator(
-            self.tokenizer, ready.max_model_len, ready.vocab_size, seeds
-        )
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
-
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         try:
-            await self._read_news()
+            while True:
+                await self._read_batch()
         except Exception:
-            log.exception("the engine's news can't be read; the engine is ended")
-            if self._process is not None:
-                _kill(self._process)
-            self._die(EngineDeadError("the engine's news can't be read; the log has why"))
+            log.exception("the engine's messages can't be read; the engine is ended")
+            self._connection.kill()
+            self._die(EngineDeadError("the engine's messages can't be read; the log has why"))
 
-    async def _read_news(self) -> None:
-        """Turns the engine's news into deltas."""
-        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_engine)
-        while True:
-            data = await self._from_engine.recv()
-            began = time.monotonic()
-            outputs = self._take_news(data)
-            # What else is there now comes in one turn, so that readers get it as one.
-            with contextlib.suppress(zmq.Again):
-                while time.monotonic() < began + READ_S:
-                    outputs += self._take_news(inbox.recv(zmq.NOBLOCK))
-            for output in protocol.join_tokens(outputs):
-                self._deliver(output)
-            # recv() doesn't wait while there is more; the readers must have their turn.
-            await asyncio.sleep(0)
-            if len(outputs) >= MANY_OUTPUTS:
-                await asyncio.sleep(min(REST * (time.monotonic() - began), MOST_REST_S))
+    async def _read_batch(self) -> None:
+        """Waits for the engine's next message, and handles it with those that have come since, so
+        that each reader gets their tokens as one delta."""
+        message: protocol.ToClient | None = await self._connection.receive()
+        began, outputs = time.monotonic(), list[protocol.Output]()
+        while message is not None:
+            outputs += self._take_message(message)
+            in_time = time.monotonic() < began + MAX_READ_S
+            message = self._connection.receive_now() if in_time else None
+        for output in protocol.join_tokens(outputs):
+            stream = self._streams.get(output.request_id)
+            if stream is not None and (abort := stream.take(output)) is not None:
+                self._abort(abort)
+        # receive() doesn't yield to the event loop while messages are there; the readers must run.
+        await asyncio.sleep(0)
+        if len(outputs) >= MANY_OUTPUTS:
+            await asyncio.sleep(min(PAUSE_RATIO * (time.monotonic() - began), MAX_PAUSE_S))
 
-    def _take_news(self, data: bytes) -> list[protocol.Output]:
-        """Takes one message in; returns what it says of requests."""
-        message = protocol.decode_to_client(data)
-        self._heard = time.monotonic()
-        if isinstance(message, protocol.Answer):
-            self._take_answer(message)
+    def _take_message(self, message: protocol.ToClient) -> list[protocol.Output]:
+        """Handles one message; returns its outputs of requests."""
+        self._received_at = time.monotonic()
+        if isinstance(message, protocol.AdminResult):
+            waiting = self._admin_calls.get(message.call_id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
             return []
         assert isinstance(message, protocol.Outputs)
         self.stats = message.stats
-        for listener in self.listeners:
-            listener.on_turn(message.stats)
+        for observer in self.observers:
+            observer.on_stats(message.stats)
         return message.outputs
 
-    def _take_answer(self, answer: protocol.Answer) -> None:
-        asked = self._asked.get(answer.call_id)
-        if asked is not None and not asked.done():
-            asked.set_result(answer)
-
-    def _deliver(self, output: protocol.Output) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is None or stream.ended:
-            return
-        if output.error is not None:
-            self._end(stream, protocol.as_error(output))
-            return
-        if output.queue_s is not None:
-            stream.times.queue_s = output.queue_s
-        try:
-            delta = stream.choices.take(output)
-        except Exception as error:  # one request's text must not end all streams
-            log.exception("request %s failed", output.request_id)
-            self._end(stream, EngineError(f"its output could not be read: {error}"))
-            self._abort(output.request_id)
-            return
-        if delta is None:
-            return
-        if delta.token_ids:
-            self._time_tokens(stream.times, output.index, len(delta.token_ids))
-        if delta.finish_reason == "abort":
-            self._tell_end(stream, output.index, "abort")
-            self._end(stream, EngineError("it was aborted"))
-            return
-        if delta.finish_reason is not None:
-            self._tell_end(stream, output.index, delta.finish_reason)
-            if not stream.choices.open:
-                stream.ended = True
-                stream.mailbox.running -= 1
-            if output.finish_reason is None:  # a stop string: the engine doesn't know yet
-                self._abort(output.request_id, output.index)
-        stream.mailbox.put(delta)
-
-    async def _watch(self) -> None:
-        """Fails everything pending at once when the process dies."""
-        status = self.exit_status = await self._ended()
+    async def _watch_process(self) -> None:
+        """Fails everything that is pending as soon as the engine process ends."""
+        status = self.exit_status = await self._connection.wait_ended()
         if self._closing:
             self._die(EngineDeadError("the server is shutting down"))
         else:
@@ -486,59 +373,20 @@ class EngineClient:
 
     def _fail_all(self, error: EngineDeadError) -> None:
         for stream in self._streams.values():
-            if not stream.ended:
-                self._end(stream, error)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(error)
+            stream.fail(error)
+        for waiting in self._admin_calls.values():
+            if not waiting.done():
+                waiting.set_exception(error)
 
-    def _end(self, stream: _Stream, error: JaxserveError) -> None:
-        stream.ended = True
-        stream.mailbox.running -= 1
-        stream.mailbox.fail(error)
-        self._tell_rest(stream, "error")
+    def _check_alive(self) -> None:
+        if not self.healthy:
+            raise EngineDeadError("the engine process has ended: restart the server")
 
-    def _tell_rest(self, stream: _Stream, reason: EndReason) -> None:
-        for index in stream.choices.open:
-            self._tell_end(stream, index, reason)
+    def _expect_messages(self) -> None:
+        """From now on the engine has work: silent_s counts from here, if it had none before."""
+        if not self._expects_messages:
+            self._received_at = time.monotonic()
 
-    def _tell_end(self, stream: _Stream, index: int, reason: EndReason) -> None:
-        stream.times.ended += 1
-        for listener in self.listeners:
-            listener.on_end(stream.times, index, reason)
-
-    def _time_tokens(self, times: RequestTimes, index: int, tokens: int) -> None:
-        now = time.monotonic()
-        choice = times.choices.get(index)
-        if choice is None:
-            times.choices[index] = ChoiceTimes(now, now, tokens)
-            for listener in self.listeners:
-                listener.on_first(times, now - times.arrived, tokens)
-            return
-        for listener in self.listeners:
-            listener.on_next(now - choice.last, tokens)
-        choice.last = now
-        choice.tokens += tokens
-
-    def _expect(self) -> None:
-        """From now on, if not yet, the engine owes signs of life."""
-        if not self._owed:
-            self._heard = time.monotonic()
-
-    def _abort(self, own_id: str, index: int | None = None) -> None:
+    def _abort(self, abort: protocol.Abort) -> None:
         if self.healthy and not self._closing:
-            self._post(protocol.Abort(own_id, index))
-
-    def _post(self, message: protocol.ToEngine) -> None:
-        # Not awaited: without a live peer it would wait for ever, and _watch tells the streams.
-        self._to_engine.send(protocol.encode(message))
-
-    def _close_sockets(self) -> None:
-        self._to_engine.close(linger=0)
-        self._from_engine.close(linger=0)
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Ends the engine process and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+            self._connection.send(abort)

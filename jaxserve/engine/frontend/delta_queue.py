@@ -1,4 +1,4 @@
-"""DeltaQueue: where one reader's deltas wait for it."""
+"""DeltaQueue: the deltas that one reader hasn't taken yet."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from jaxserve.outputs import CompletionDelta
 
 
 class DeltaQueue:
-    """Deltas of one reader's choices that it has yet to take.
+    """Deltas of one reader's choices that it hasn't taken yet.
 
-    A reader that is slow holds nobody up, and costs no more than the text it hasn't read: it gets
+    A slow reader delays nobody, and costs no more memory than the text that it hasn't read: it gets
     everything that came meanwhile at once, joined to one delta a choice.
 
     Args:
-        running: requests that have yet to end.
+        num_requests: requests that put deltas here.
     """
 
-    def __init__(self, running: int) -> None:
-        self.running = running
+    def __init__(self, num_requests: int) -> None:
+        self._num_running = num_requests
         self._deltas: dict[int, list[CompletionDelta]] = {}
         self._error: JaxserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
-    def more(self) -> bool:
-        """Whether take() has or will have something."""
-        return bool(self.running or self._deltas or self._error)
+    def has_more(self) -> bool:
+        """Whether take() has something to return or to raise, or will have."""
+        return bool(self._num_running or self._deltas or self._error)
 
     def put(self, delta: CompletionDelta) -> None:
         if (waiting := self._deltas.get(delta.index)) is None:
@@ -36,13 +36,21 @@ class DeltaQueue:
             waiting.append(delta)
         self._wake()
 
+    def end_request(self) -> None:
+        """One of the requests has ended; its last delta or error may follow at once."""
+        self._num_running -= 1
+
     def fail(self, error: JaxserveError) -> None:
-        """Raised to the reader once it has what came before."""
+        """Has take() raise the error, after it has returned what was put before."""
         self._error = self._error or error
         self._wake()
 
     async def take(self) -> list[CompletionDelta]:
-        """Everything that has come since the last call; waits for something."""
+        """Everything that was put since the last call; waits for something.
+
+        Raises:
+            JaxserveError: the first error given to fail().
+        """
         if not self._deltas:
             if self._error is None:
                 self._waiter = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""LLM: the offline API. The same core as the server's, in the caller's own process."""
+"""LLM: the offline API. It runs the engine's core in the caller's own process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Message = Mapping[str, Any]
 
 
 class _Collector:
-    """One request's output as it grows."""
+    """One request, and the deltas of its choices so far."""
 
     def __init__(self, prompt: Prompt, ids: list[int], params: SamplingParams, llm: LLM) -> None:
         self.prompt = prompt if isinstance(prompt, str) else None
@@ -57,8 +57,7 @@ class LLM:
     Args:
         model: as EngineConfig.model.
         progress: show progress bars on stderr.
-        settings: any other field of EngineConfig. Any number of prompts may wait, unless
-            max_queued_requests says otherwise.
+        settings: any other field of EngineConfig. max_queued_requests has no limit by default.
 
     Example:
         >>> llm = LLM("smollm2-135m")
@@ -87,9 +86,8 @@ class LLM:
         self._counter = itertools.count()
 
     def default_sampling_params(self) -> SamplingParams:
-        """What holds for prompts without params: the model's own generation_config.json, and
-        SamplingParams' defaults for what it leaves open. Params that are given are used as they
-        are."""
+        """The params of prompts that come without: those of the model's generation_config.json, and
+        SamplingParams' defaults for the rest. Params that are given are used as they are."""
         return SamplingParams(**self._sampling_defaults)
 
     def generate(
@@ -103,9 +101,9 @@ class LLM:
             params: one for all, or one a prompt; None is default_sampling_params().
 
         Raises:
-            InvalidRequestError: a prompt or its params can't be served; nothing was run, unless
-                it is a grammar that doesn't compile.
-            EngineError: the engine failed a request; the others are dropped.
+            InvalidRequestError: a prompt or its params can't be served. No prompt was run, unless
+                the cause is a grammar that doesn't compile.
+            EngineError: the engine failed a request; the others are aborted.
         """
         several = _several(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -150,11 +148,11 @@ class LLM:
         return np.stack([np.frombuffer(vector or b"", np.float32) for vector in vectors])
 
     def _run(self, collectors: dict[str, _Collector], pool: bool = False) -> None:
-        """Runs them to their end; if one fails, leaves nothing of any of them behind."""
+        """Runs requests until all have ended. If one fails, aborts all of them."""
         try:
             self._submit_and_step(collectors, pool)
         except BaseException:
-            self._abandon(collectors)
+            self._abort_all(collectors)
             raise
 
     def _submit_and_step(self, collectors: dict[str, _Collector], pool: bool) -> None:
@@ -164,20 +162,20 @@ class LLM:
             if refused is not None:
                 raise as_error(refused)
         while self.core.has_work:
-            with _interrupts_held():
+            with _defer_interrupts():
                 outputs = self.core.step()
             for out in outputs:
                 if out.error is not None:
                     raise as_error(out)
                 c = collectors[out.request_id]
                 if (delta := c.choices.take(out)) is None:
-                    continue  # its stop string came up while a step was in flight
+                    continue  # it ended with a stop string while this step was computed
                 c.deltas[out.index].append(delta)
                 if delta.finish_reason is not None and out.finish_reason is None:
                     self.core.abort(out.request_id, out.index)
 
-    def _abandon(self, collectors: dict[str, _Collector]) -> None:
-        """Leaves nothing of these requests behind, so that the next call starts clean."""
+    def _abort_all(self, collectors: dict[str, _Collector]) -> None:
+        """Aborts requests and runs the pending steps, so that the next call starts clean."""
         for request_id in collectors:
             self.core.abort(request_id)
         while self.core.has_work:
@@ -190,10 +188,10 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Holds Ctrl-C back for a step: in the middle of one, the device state is donated away."""
+def _defer_interrupts() -> Iterator[None]:
+    """Defers Ctrl-C until the step has ended: during one, the device state isn't valid."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread alone
+        yield  # only the main thread gets signals
         return
     caught: list[tuple[int, FrameType | None]] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))

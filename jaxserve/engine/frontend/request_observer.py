@@ -1,4 +1,4 @@
-"""RequestObserver: who wants to know when things happen to requests, as the server's metrics do."""
+"""RequestObserver: the interface of what is told about requests, such as the server's metrics."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ChoiceTimes:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """One request as the client saw it.
+    """One request as the client sees it.
 
     Args:
         request_id: the caller's, not unique.
-        arrived: when it was sent to the engine, on time.monotonic()'s clock.
+        arrived: when it was sent to the engine, by time.monotonic().
         queue_s: seconds until it was first admitted; None before that.
         choices: those that have a token.
-        ended: how many have ended.
+        ended: how many choices have ended.
     """
 
     prompt_tokens: int
@@ -48,14 +48,14 @@ class RequestTimes:
 class RequestObserver:
     """Does nothing. Methods are called in the client's event loop, so they must be quick."""
 
-    def on_turn(self, stats: EngineStats) -> None:
-        """The engine's loop has made a turn."""
+    def on_stats(self, stats: EngineStats) -> None:
+        """The engine has reported its figures, after a turn of its loop or during a long one."""
 
-    def on_first(self, times: RequestTimes, seconds: float, tokens: int) -> None:
+    def on_first_tokens(self, times: RequestTimes, seconds: float, tokens: int) -> None:
         """A choice's first tokens came, `seconds` after the request."""
 
-    def on_next(self, seconds: float, tokens: int) -> None:
+    def on_next_tokens(self, seconds: float, tokens: int) -> None:
         """A choice's next tokens came, `seconds` after those before."""
 
-    def on_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
+    def on_choice_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
         """A choice ended."""

@@ -1,4 +1,4 @@
-"""From what a user sends to what the engine takes: tokenized, validated, defaults filled in."""
+"""RequestValidator: tokenizes and validates requests, and fills in defaults for the engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RequestValidator:
 
     Args:
         max_model_len: tokens of prompt and output together.
-        vocab_size: ids must be below; the model's, which may exceed the tokenizer's.
-        seeds: draws the seeds of requests that bring none.
+        vocab_size: the model's, which may exceed the tokenizer's; token ids must be less.
+        seeds: draws seeds for requests that have none.
     """
 
     tokenizer: Tokenizer
@@ -36,10 +36,10 @@ class RequestValidator:
         """Token ids of a prompt that the engine can serve with these params.
 
         Args:
-            add_special_tokens: as Tokenizer.encode(); of a text alone.
+            add_special_tokens: as of Tokenizer.encode(); only for text.
 
         Raises:
-            InvalidRequestError: empty, too long, or with ids outside the vocabulary.
+            InvalidRequestError: the prompt is empty or too long, or has ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             self._check_length(prompt, params)
@@ -70,7 +70,7 @@ class RequestValidator:
         return ids
 
     def _check_length(self, text: str, params: SamplingParams) -> None:
-        """Refuses, before it is tokenized, a text that can't fit however long its tokens are."""
+        """Refuses, before it is tokenized, a text that is too long even in the longest tokens."""
         most = self.max_model_len * self.tokenizer.longest_piece
         if len(text) > most and params.truncate_prompt_tokens is None:
             raise self._too_long(
@@ -79,7 +79,7 @@ class RequestValidator:
             )
 
     def _too_long(self, why: str, param: str = "prompt") -> InvalidRequestError:
-        """In words, and with a code, by which client libraries know the case."""
+        """The error, with the code and the words by which client libraries recognise it."""
         return InvalidRequestError(
             f"This model's maximum context length is {self.max_model_len} tokens; {why}",
             param,
@@ -95,8 +95,8 @@ class RequestValidator:
         cache_salt: str | None = None,
         pool: bool = False,
     ) -> Submit:
-        """The engine's message for ids that prompt_ids has passed."""
-        # A grammar that is complete leaves nothing but EOS to draw.
+        """The message to the engine for a prompt that prompt_ids() has validated."""
+        # With a grammar EOS must end the output: once it is complete, no other token is allowed.
         ignored = params.ignore_eos and params.structured_outputs is None
         eos = () if ignored else self.tokenizer.eos_token_ids
         max_tokens, seed = params.max_tokens, params.seed
@@ -115,7 +115,7 @@ class RequestValidator:
         first, spaced = (
             self.tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")
         )
-        # A space that is a token of its own leaves the word's tokens as they are.
+        # If the space is a token of its own, the word's tokens are the same.
         return [first] if len(spaced) > len(first) else [first, spaced]
 
 

@@ -1,4 +1,4 @@
-"""How the model's makers sample: what holds where a request says nothing."""
+"""The sampling settings that the model's own files recommend, for what a request leaves unset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def sampling_defaults(config: EngineConfig, path: Path) -> dict[str, Any]:
-    """Values of SamplingParams' fields by the model's own file, as the config has it; logged.
+    """Values for SamplingParams' fields from the model's generation_config.json, if the config
+    wants them; logged.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -21,8 +22,8 @@ def sampling_defaults(config: EngineConfig, path: Path) -> dict[str, Any]:
     defaults = read_sampling_defaults(path) if config.generation_config == "auto" else {}
     if defaults:
         log.warning(
-            "requests that don't say otherwise are sampled with %s, by the model's %s; "
-            "--generation-config none leaves it aside",
+            "requests that don't say otherwise are sampled with %s, from the model's %s; "
+            "--generation-config none ignores it",
             ", ".join(f"{name}={value}" for name, value in defaults.items()),
             FILE,
         )

@@ -28,7 +28,7 @@ def conflict(message: str) -> ApiError:
 @refuse_cross_site
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """Empties the prefix cache; 409 while requests use it."""
-    if not await request.app[SERVER_CONTEXT].client.ask("reset_prefix_cache"):
+    if not await request.app[SERVER_CONTEXT].client.run_admin_command("reset_prefix_cache"):
         raise conflict("requests are using the prefix cache: try again when none is running")
     return json_response(AdminResponse())
 
@@ -39,7 +39,7 @@ async def start_profile(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
     folder = str(Path(context.config.profile_dir).resolve())
     try:
-        await context.client.ask("start_profile", folder)
+        await context.client.run_admin_command("start_profile", folder)
     except EngineError as error:
         raise conflict(str(error)) from None
     return json_response(AdminResponse(folder=folder))
@@ -50,7 +50,7 @@ async def stop_profile(request: web.Request) -> web.Response:
     """Stops the profiler and writes its trace, for TensorBoard and Perfetto; 409 if it isn't
     running."""
     try:
-        await request.app[SERVER_CONTEXT].client.ask("stop_profile")
+        await request.app[SERVER_CONTEXT].client.run_admin_command("stop_profile")
     except EngineError as error:
         raise conflict(str(error)) from None
     return json_response(AdminResponse())

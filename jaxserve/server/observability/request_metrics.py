@@ -110,22 +110,22 @@ class RequestMetrics(RequestObserver, Collector):
 
     # -- events of the client
 
-    def on_turn(self, stats: EngineStats) -> None:
+    def on_stats(self, stats: EngineStats) -> None:
         if stats.step_s is not None:
             self._step_s.observe(stats.step_s)
             self._step_tokens.observe(stats.step_tokens)
 
-    def on_first(self, times: RequestTimes, seconds: float, tokens: int) -> None:
+    def on_first_tokens(self, times: RequestTimes, seconds: float, tokens: int) -> None:
         self._first.observe(seconds)
         self._generation_tokens += tokens
         if len(times.choices) == 1:
             self._prompt_tokens += times.prompt_tokens
 
-    def on_next(self, seconds: float, tokens: int) -> None:
+    def on_next_tokens(self, seconds: float, tokens: int) -> None:
         self._next.observe(seconds / tokens, tokens)
         self._generation_tokens += tokens
 
-    def on_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
+    def on_choice_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
         """Only finished choices are in the histograms: aborted ones would look fast."""
         self._ended[reason] += 1
         choice = times.choices.get(index)

@@ -70,7 +70,7 @@ class Tracer(RequestObserver):
             finally:
                 self._open.pop(request_id, None)
 
-    def on_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
+    def on_choice_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
         """Sends a request's span once its last choice has ended."""
         if times.ended < times.params.n:
             return

@@ -1,4 +1,4 @@
-"""News of an engine with several clients."""
+"""What each of several clients of an engine receives."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ def test_each_client_gets_its_own_and_one_of_them_the_step(tmp_path: Path) -> No
     inboxes = [context.socket(zmq.PULL) for _ in range(3)]
     for client, inbox in enumerate(inboxes):
         inbox.set(zmq.RCVTIMEO, WAIT_MS)
-        inbox.bind(protocol.from_engine(tmp_path, client))
-    outboxes = ClientSockets(context, tmp_path)
+        inbox.bind(protocol.client_address(tmp_path, client))
+    sockets = ClientSockets(context, tmp_path)
     for client in (1, 2):
-        outboxes.add(client)
+        sockets.add(client)
     ids = [protocol.RequestIds(client).new("me/2-x") for client in (2, 0, 2)]
     outputs = [protocol.Output(own_id, [n]) for n, own_id in enumerate(ids)]
     reading = SchedulerStats(*range(9))
-    outboxes.tell(outputs, protocol.EngineStats(reading, 3, 0.5, 0.25, 7, 1.5))
+    sockets.send_outputs(outputs, protocol.EngineStats(reading, 3, 0.5, 0.25, 7, 1.5))
 
-    told = [protocol.decode_to_client(inbox.recv()) for inbox in inboxes]
-    assert all(isinstance(news, protocol.Outputs) for news in told)
-    assert [[o.token_ids for o in news.outputs] for news in told] == [[[1]], [], [[0], [2]]]
-    assert [news.stats.step_s for news in told] == [0.25, None, None]
-    assert [news.stats.step_tokens for news in told] == [7, 0, 0]
-    assert {(news.stats.compiles, news.stats.busy_s) for news in told} == {(3, 1.5)}
+    received = [protocol.decode_to_client(inbox.recv()) for inbox in inboxes]
+    assert all(isinstance(message, protocol.Outputs) for message in received)
+    assert [[o.token_ids for o in message.outputs] for message in received] == [
+        [[1]],
+        [],
+        [[0], [2]],
+    ]
+    assert [message.stats.step_s for message in received] == [0.25, None, None]
+    assert [message.stats.step_tokens for message in received] == [7, 0, 0]
+    assert {(message.stats.compiles, message.stats.busy_s) for message in received} == {(3, 1.5)}
     context.destroy(linger=0)

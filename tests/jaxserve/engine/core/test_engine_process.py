@@ -20,11 +20,11 @@ def test_the_requests_of_a_client_that_has_died_are_aborted(llm: LLM, tmp_path: 
     """Those that run, wait or have yet to compile, and those that come after."""
     context = zmq.Context()
     inbox, client = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox.bind(protocol.to_engine(tmp_path))
-    client.connect(protocol.to_engine(tmp_path))
-    outboxes = ClientSockets(context, tmp_path)
-    outboxes.add(1)
-    engine = EngineProcess(inbox, outboxes)
+    inbox.bind(protocol.engine_address(tmp_path))
+    client.connect(protocol.engine_address(tmp_path))
+    sockets = ClientSockets(context, tmp_path)
+    sockets.add(1)
+    engine = EngineProcess(inbox, sockets)
 
     def take(*several: protocol.ToEngine) -> None:
         for message in several:
@@ -46,7 +46,7 @@ def test_the_requests_of_a_client_that_has_died_are_aborted(llm: LLM, tmp_path: 
         ends = []
         while llm.core.has_work:
             outputs = llm.core.step()
-            engine._tell(llm.core, outputs)
+            engine._send_outputs(llm.core, outputs)
             ends += [o.request_id for o in outputs if o.finish_reason]
         assert sorted(ends) == ["0/a", "0/b"]
         assert llm.core.stats.blocks_used == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.core import grammar_queue
-from jaxserve.engine.core.grammar_queue import QUICK, GrammarQueue
+from jaxserve.engine.core.grammar_queue import QUICK_THREADS, GrammarQueue
 from jaxserve.engine.core.protocol import Output, Submit
 from jaxserve.engine.device import sampling_state
 from jaxserve.engine.device.pending_step import PendingStep
@@ -210,7 +210,7 @@ def test_grammars_that_compile_for_ever_are_ended(
     monkeypatch.setattr(grammar_queue, "SLOW_S", 1)
     queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
     monkeypatch.setattr(llm.core, "_grammars", queue)
-    hostile = [f"hostile {i}" for i in range(QUICK + 1)]
+    hostile = [f"hostile {i}" for i in range(QUICK_THREADS + 1)]
     for i, name in enumerate(hostile):
         submit_grammar(llm, name, json=HOSTILE % (9999991 + 2 * i))
     submit_grammar(llm, "good", regex="[a-z]{3}")
@@ -237,7 +237,7 @@ def test_a_slow_grammar_holds_up_no_quick_one_and_ends_with_its_request(
     (job,) = queue._jobs.values()
     while not job.is_slow:
         assert llm.core.step() == []
-    quick = [f"quick {i}" for i in range(QUICK + 1)]
+    quick = [f"quick {i}" for i in range(QUICK_THREADS + 1)]
     for i, name in enumerate(quick):
         submit_grammar(llm, name, regex=f"[a-z]{{{i + 1}}}")
     ends: list[str] = []
@@ -272,7 +272,7 @@ def test_a_grammar_asked_for_by_many_is_compiled_once_and_kept(
     held, begun = hold_compiling(monkeypatch, but="known")
     submit_grammar(llm, "first", regex="known")
     drain(llm)
-    slow = [f"w{i}+" for i in range(QUICK)]
+    slow = [f"w{i}+" for i in range(QUICK_THREADS)]
     for i in range(4):
         for regex in slow:
             submit_grammar(llm, f"{regex} {i}", regex=regex)
@@ -312,9 +312,9 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, begun = hold_compiling(monkeypatch, but="z")
-    for i in range(QUICK):
+    for i in range(QUICK_THREADS):
         submit_grammar(llm, f"slow {i}", regex=f"[a-z]{{{i + 4}}}")
-    while len(begun) < QUICK:
+    while len(begun) < QUICK_THREADS:
         assert llm.core.step() == []
     submit_grammar(llm, "late", regex="z")
     assert llm.core.step() == []
@@ -323,7 +323,7 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     assert [(o.request_id, o.error_kind) for o in refused] == [("late", "OverloadedError")]
     held.set()
     ends = {o.request_id: o.finish_reason for o in drain(llm) if o.finish_reason}
-    assert len(ends) == QUICK
+    assert len(ends) == QUICK_THREADS
 
 
 def test_a_long_row_of_masks_is_no_silence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

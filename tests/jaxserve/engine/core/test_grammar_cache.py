@@ -1,4 +1,4 @@
-"""Which grammars are kept, and for how long."""
+"""Which grammars are cached, and for how long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.engine.core.grammar_cache import MOST, MOST_BYTES, WORN_BYTES, GrammarCache
+from jaxserve.engine.core.grammar_cache import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    MAX_GRAMMAR_BYTES,
+    GrammarCache,
+)
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.grammar import GROWTH, Grammar, GrammarCompiler
 from jaxserve.sampling.grammar_trial import TooSlowError
@@ -35,25 +40,29 @@ def compiler(tiny_llama: Path) -> GrammarCompiler:
     return GrammarCompiler(tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids)
 
 
-def test_too_many_grammars_go_and_too_large_ones(compiler: GrammarCompiler) -> None:
+def test_the_least_recently_used_and_the_too_large_are_dropped(compiler: GrammarCompiler) -> None:
     cache = GrammarCache()
-    grammars = [compiler.compile(params_of(n)) for n in range(MOST + 1)]
+    grammars = [compiler.compile(params_of(n)) for n in range(MAX_ENTRIES + 1)]
     for n, grammar in enumerate(grammars):
         cache.put(params_of(n), done(grammar))
-    known = [cache.get(params_of(n)) for n in range(MOST + 1)]
+    known = [cache.get(params_of(n)) for n in range(MAX_ENTRIES + 1)]
     assert known[0] is None
     assert [future.result() for future in known[1:] if future] == grammars[1:]
 
     for grammar in grammars[-9:]:  # they have grown with use
-        grammar.used_s = WORN_BYTES / GROWTH
-    assert cache.get(params_of(MOST)) is not None
-    assert cache.get(params_of(MOST - 8)) is None
-    assert 0.8 * MOST_BYTES < cache.size < MOST_BYTES
+        grammar.used_s = MAX_GRAMMAR_BYTES / GROWTH
+    assert cache.get(params_of(MAX_ENTRIES)) is not None
+    assert cache.get(params_of(MAX_ENTRIES - 8)) is None
+    assert 0.8 * MAX_BYTES < cache.size < MAX_BYTES
 
 
-def test_a_worn_grammar_is_made_anew(compiler: GrammarCompiler) -> None:
+def test_a_grammar_that_has_grown_too_large_is_dropped(compiler: GrammarCompiler) -> None:
     cache = GrammarCache()
-    for new_bytes, used_s in ((WORN_BYTES + 1, 0.0), (0, 2 * WORN_BYTES / GROWTH), (0, math.inf)):
+    for new_bytes, used_s in (
+        (MAX_GRAMMAR_BYTES + 1, 0.0),
+        (0, 2 * MAX_GRAMMAR_BYTES / GROWTH),
+        (0, math.inf),
+    ):
         grammar = compiler.compile(params_of(0))
         cache.put(params_of(0), done(grammar))
         assert cache.get(params_of(0)) is not None
@@ -61,7 +70,7 @@ def test_a_worn_grammar_is_made_anew(compiler: GrammarCompiler) -> None:
         assert cache.get(params_of(0)) is None
 
 
-def test_a_refusal_is_kept_if_it_took_much(compiler: GrammarCompiler) -> None:
+def test_a_refusal_is_kept_if_it_was_costly(compiler: GrammarCompiler) -> None:
     cache = GrammarCache()
     cache.put(params_of(0), done(TooSlowError("too slow")))
     cache.put(params_of(1), done(InvalidRequestError("no grammar")))
@@ -72,7 +81,7 @@ def test_a_refusal_is_kept_if_it_took_much(compiler: GrammarCompiler) -> None:
     assert cache.get(params_of(1)) is None
 
 
-def test_one_grown_beyond_use_drives_out_no_other(compiler: GrammarCompiler) -> None:
+def test_one_that_grew_without_limit_drops_no_other(compiler: GrammarCompiler) -> None:
     cache = GrammarCache()
     for n in range(3):
         cache.put(params_of(n), done(compiler.compile(params_of(n))))

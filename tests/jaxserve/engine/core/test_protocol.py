@@ -1,11 +1,11 @@
-"""News of several turns in fewer outputs."""
+"""Outputs of several turns, joined."""
 
 from __future__ import annotations
 
 from jaxserve.engine.core.protocol import Output, join_tokens
 
 
-def test_bare_tokens_of_a_choice_are_joined_and_nothing_else_is() -> None:
+def test_only_outputs_with_nothing_but_tokens_of_the_same_choice_are_joined() -> None:
     first = Output("a", [1], cached_tokens=0)
     end = Output("a", [5], "length")
     other = Output("a", [9], index=1)

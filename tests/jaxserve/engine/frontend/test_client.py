@@ -21,17 +21,17 @@ from jaxserve.sampling.params import SamplingParams
 
 
 class Broken(RequestObserver):
-    def on_turn(self, stats: EngineStats) -> None:
+    def on_stats(self, stats: EngineStats) -> None:
         raise ValueError("no such gauge")
 
 
 class Counting(RequestObserver):
     tokens = 0
 
-    def on_first(self, times: RequestTimes, seconds: float, tokens: int) -> None:
+    def on_first_tokens(self, times: RequestTimes, seconds: float, tokens: int) -> None:
         self.tokens += tokens
 
-    def on_next(self, seconds: float, tokens: int) -> None:
+    def on_next_tokens(self, seconds: float, tokens: int) -> None:
         self.tokens += tokens
 
 
@@ -44,12 +44,12 @@ def test_the_front_end_loads_no_jax() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-async def test_what_is_no_model_starts_nothing() -> None:
+async def test_a_name_of_no_model_starts_no_process() -> None:
     with pytest.raises(ModelNotFoundError, match="smollm2-135mm: no such folder"):
         await EngineClient.start(EngineConfig("smollm2-135mm"), module="no.such.module")
 
 
-async def test_an_address_that_cannot_be_bound_leaves_nothing(
+async def test_an_address_that_cannot_be_bound_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 100)  # the path of a Unix socket has at most 107 bytes
@@ -61,11 +61,11 @@ async def test_an_address_that_cannot_be_bound_leaves_nothing(
 
 
 @pytest.mark.slow
-async def test_news_that_cannot_be_read_leave_nobody_waiting(
+async def test_messages_that_cannot_be_read_fail_all_requests(
     tiny_llama: Path, llm_settings: dict[str, Any]
 ) -> None:
     client = await EngineClient.start(EngineConfig(str(tiny_llama), **llm_settings))
-    client.listeners.append(Broken())
+    client.observers.append(Broken())
     try:
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError):
@@ -80,7 +80,7 @@ async def test_tokens_after_a_stop_string_are_not_counted(tiny_llama: Path) -> N
     """An engine that answers at once sends many before it hears of the end."""
     client = await EngineClient.start(EngineConfig(str(tiny_llama)), "tests.fake_engine")
     counting = Counting()
-    client.listeners.append(counting)
+    client.observers.append(counting)
     params = SamplingParams(max_tokens=1000, stop=("~~~",))
     try:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""A reader gets everything once, in order, however late it comes."""
+"""A reader gets everything once, in order, however late it takes it."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ def delta(index: int, text: str, end: bool = False) -> CompletionDelta:
 
 
 async def test_what_came_meanwhile_is_one_delta_a_choice() -> None:
-    mailbox = DeltaQueue(1)
+    queue = DeltaQueue(1)
     for index, text in ((0, "a"), (1, "x"), (0, "b"), (0, "c")):
-        mailbox.put(delta(index, text))
-    first, second = await mailbox.take()
+        queue.put(delta(index, text))
+    first, second = await queue.take()
     assert (first.index, first.text, first.token_ids) == (0, "abc", (97, 98, 99))
     assert [entry.token_id for entry in first.logprobs or ()] == [97, 98, 99]
     assert second == delta(1, "x")
 
 
 async def test_a_reader_that_waits_is_woken() -> None:
-    mailbox = DeltaQueue(1)
-    reader = asyncio.create_task(mailbox.take())
+    queue = DeltaQueue(1)
+    reader = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     assert not reader.done()
-    mailbox.put(delta(0, "a", end=True))
+    queue.put(delta(0, "a", end=True))
     assert await reader == [delta(0, "a", end=True)]
-    mailbox.running = 0
-    assert not mailbox.more
+    queue.end_request()
+    assert not queue.has_more
 
 
 async def test_an_error_comes_after_what_was_there() -> None:
-    mailbox = DeltaQueue(1)
-    mailbox.put(delta(0, "a"))
-    mailbox.fail(EngineError("gone"))
-    mailbox.fail(EngineError("twice"))
-    mailbox.running = 0
-    assert mailbox.more
-    assert await mailbox.take() == [delta(0, "a")]
+    queue = DeltaQueue(1)
+    queue.put(delta(0, "a"))
+    queue.fail(EngineError("gone"))
+    queue.fail(EngineError("twice"))
+    queue.end_request()
+    assert queue.has_more
+    assert await queue.take() == [delta(0, "a")]
     with pytest.raises(EngineError, match="gone"):
-        await mailbox.take()
+        await queue.take()

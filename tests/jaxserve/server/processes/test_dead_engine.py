@@ -25,7 +25,7 @@ async def test_probes_get_503_between_the_death_of_the_engine_and_the_end(
     monkeypatch.setattr(shutdown, "DEAD_ENGINE_NOTICE_S", 1000.0)
     engine, config, stop = EngineConfig(str(tiny_llama)), ServerConfig(port=0), StopRequest()
     client = await EngineClient.start(engine, "tests.fake_engine")
-    assert client._process is not None
+    assert client._connection.process is not None
     with bound_socket(config) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         async with (
@@ -42,7 +42,7 @@ async def test_probes_get_503_between_the_death_of_the_engine_and_the_end(
 
             end = asyncio.create_task(serve_until_stopped(context, site, stop))
             assert await status("/health") == 200
-            client._process.send_signal(signal.SIGKILL)
+            client._connection.process.send_signal(signal.SIGKILL)
             await client.wait_dead()
             paths = ("/health", "/ready", "/v1/models")
             assert [await status(path) for path in paths] == [503, 503, 503]

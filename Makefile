@@ -8,7 +8,7 @@ PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(VENV)/bin/python -m pytest $(if $(CUDA),,-n 2 --dist loadfile)
 
 .DEFAULT_GOAL := help
-.PHONY: serve test quick lint kernels clean help
+.PHONY: serve test quick lint clients kernels clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -41,6 +41,17 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing jaxserve and its test tools into $(VENV)"
 	$(PIP) "$(JAX)" -e ".[dev$(if $(CUDA),$(comma)$(CUDA))]"
 	@touch $@ $(VENV)/.installed
+
+CLIENTS_VENV ?= .venv-clients
+
+clients: $(CLIENTS_VENV)/.installed  ## other people's clients against a real server: minutes
+	$(CLIENTS_VENV)/bin/python -m pytest tests/jaxserve/server/clients
+
+$(CLIENTS_VENV)/.installed: pyproject.toml
+	@echo "installing clients into $(CLIENTS_VENV) (1 GB)"
+	"$(PYTHON)" -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(JAX)" -e ".[clients]"
+	@touch $@
 
 # The CUDA compiler comes from the package index.
 KERNELS_VENV ?= .venv-kernels

@@ -1,23 +1,15 @@
-"""LangChain's own classes against a real server of a tiny model, whose output grammars force.
-
-langchain-openai brings some twenty packages, too many for a development environment that needs
-them for this alone: `pip install langchain-openai` and these run.
-"""
+"""LangChain's own classes against a real server of a tiny model, whose output grammars force."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import langchain_openai
 import pytest
+from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
 from pydantic import BaseModel
 from tokenizers import pre_tokenizers
-
-langchain_openai = pytest.importorskip("langchain_openai", reason="needs langchain-openai")
-
-from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
-from langchain_core.tools import tool  # noqa: E402
-
-pytestmark = pytest.mark.slow
 
 TALK = [SystemMessage("Be brief."), HumanMessage("hi")]
 

@@ -140,8 +140,8 @@ class ServerContext:
             return replace(params, max_tokens=config.max_output_tokens)
         return params
 
-    def check_model(self, name: str) -> None:
-        if name not in self.model_names:
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.model_names:
             raise ApiError(
                 404,
                 f"The model {name!r} does not exist; this server has {', '.join(self.model_names)}",

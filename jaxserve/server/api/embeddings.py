@@ -33,7 +33,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         user: labels the request for the caller's own records.
     """
 
-    model: str
+    model: str | None = None
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from jaxserve.server.wire.ignored_fields import collect_ignored
 from jaxserve.server.wire.response_fields import TokenCount
 
 ID_HEADER = "X-Request-Id"
@@ -35,6 +36,7 @@ class RequestRecord:
         key_salt: the salt of the API key, if keys don't share cached text.
         tokens: counted while it generates.
         body: the request's body, if prompts are logged.
+        ignored: names of the fields that change nothing.
         stream_error: the status of the error that ended a stream after its headers said 200.
     """
 
@@ -43,6 +45,7 @@ class RequestRecord:
     key_salt: str | None = None
     tokens: TokenCount | None = None
     body: Any = None
+    ignored: list[str] = field(default_factory=list)
     stream_error: int | None = None
 
     @classmethod
@@ -75,6 +78,8 @@ class RequestRecord:
                 "completion_tokens": self.tokens.completion,
                 "cached_tokens": self.tokens.cached,
             }
+        if self.ignored:
+            line["ignored_fields"] = self.ignored
         if self.body is not None:
             line["body"] = self.body
         access_log.info(json.dumps(line))
@@ -95,7 +100,8 @@ def recorded(request: web.Request) -> Iterator[RequestRecord]:
     request[RECORD] = record = RequestRecord.of(request)
     token = _current.set(record)
     try:
-        yield record
+        with collect_ignored(record.ignored):
+            yield record
     finally:
         _current.reset(token)
 

@@ -55,7 +55,7 @@ _SAMPLING_FIELDS = (
 class BaseGenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the handlers ask of every request for generated text."""
 
-    model: str
+    model: str | None = None  # the one that is served
 
     @property
     def api_names(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""From a request's bytes to a checked struct: no field that a client sends is silently ignored."""
+"""From a request's bytes to a checked struct: a field that is ignored is named in the log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.errors import ApiError
+from jaxserve.server.wire.ignored_fields import WITHOUT_EFFECT, ignore, without_unknown
 
 BODY_TIMEOUT_S = 60
+# Fields of whole requests whose objects may have unknown fields.
+LENIENT = frozenset({"tools", "text", "reasoning"})
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -66,6 +69,9 @@ def parse(
 ) -> Body:
     """Checks `body` against the struct `into`.
 
+    Unknown fields of a whole request are refused. Those of messages, their parts and calls, items
+    and tools are ignored (see LENIENT), and so are the fields that WITHOUT_EFFECT names.
+
     Args:
         unsupported: fields of the API that aren't implemented, each with the values that are
             accepted because they change nothing; null always is.
@@ -76,9 +82,19 @@ def parse(
             type.
     """
     _refuse_unsupported(body, unsupported, path)
-    known = {name: value for name, value in body.items() if name not in unsupported}
+    kept = {}
+    for name, value in body.items():
+        if name in WITHOUT_EFFECT:
+            if value is not None:
+                ignore(path + name)
+        elif name not in unsupported:
+            kept[name] = value
+    if path:
+        kept = without_unknown(kept, into, path)
+    else:
+        kept |= without_unknown({name: kept[name] for name in LENIENT & kept.keys()}, into, path)
     try:
-        return msgspec.convert(known, into)
+        return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:
         raise _as_invalid_request(str(error), path) from None
 

@@ -20,6 +20,7 @@ from jaxserve.server.parsers import (
 from jaxserve.server.parsers.answer_parser import AnswerFormat
 from jaxserve.server.wire.chat.messages import template_message
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
+from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.tools import ToolUse
 
 TEMPLATE_ARGUMENTS = frozenset(
@@ -63,8 +64,12 @@ class Conversation:
         """The text that the chat template makes of it."""
         if not self.messages:
             raise InvalidRequestError("messages must not be empty", "messages")
+        reads = context.client.tokenizer.template_reads
         self._check_template(context)
-        given = {name: value for name, value in self.fields.items() if value is not None}
+        given = {name: value for name, value in self.fields.items() if value}
+        if "reasoning_effort" in given and not reads("reasoning_effort"):
+            ignore("reasoning_effort")
+            del given["reasoning_effort"]
         text = context.client.tokenizer.apply_chat_template(
             self.messages,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final,
@@ -111,7 +116,7 @@ class Conversation:
                     "chat_template_kwargs",
                 )
         for name, value in self.fields.items():
-            if value is not None and not reads(name):
+            if value and name != "reasoning_effort" and not reads(name):
                 raise InvalidRequestError(
                     f"this model's chat template doesn't use {name}: leave it out", name
                 )

@@ -21,10 +21,10 @@ ROLES = {
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Args: arguments: a JSON object as text."""
+    """Args: arguments: a JSON object as text. In a history it may be any text, or the object."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,12 +55,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 # With the values that are accepted because they change nothing; null always is.
-MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "function_call": (),
-    "refusal": ("",),
-    "audio": (),
-    "annotations": ([],),
-}
+MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {"function_call": ()}
 
 
 def template_message(message: dict[str, Any], path: str) -> dict[str, Any]:
@@ -89,9 +84,8 @@ def template_message(message: dict[str, Any], path: str) -> dict[str, Any]:
     if reasoning := parsed.reasoning or parsed.reasoning_content:
         converted |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if parsed.tool_calls:
-        calls = enumerate(parsed.tool_calls)
         converted["tool_calls"] = [
-            template_call(call.id, call.function, f"{path}.tool_calls[{i}]") for i, call in calls
+            template_call(call.id, call.function) for call in parsed.tool_calls
         ]
     return converted
 
@@ -112,29 +106,36 @@ def _check_role(message: ChatMessage, path: str) -> None:
     if message.role == "tool" and message.tool_call_id is None:
         param = f"{path}.tool_call_id"
         raise InvalidRequestError(f"you must provide {param}", param)
-    if message.content is None and not message.tool_calls:
+    if message.content is None and message.role != "assistant":
         raise InvalidRequestError(f"{path}.content must not be null", f"{path}.content")
 
 
-def template_call(call_id: str, function: CalledFunction, path: str) -> dict[str, Any]:
-    """A call as chat templates expect it.
-
-    Raises:
-        InvalidRequestError: its arguments aren't a JSON object.
-    """
-    arguments = {"name": function.name, "arguments": _parse_arguments(function, path)}
+def template_call(call_id: str, function: CalledFunction) -> dict[str, Any]:
+    """A call as chat templates expect it."""
+    arguments = {"name": function.name, "arguments": _arguments(function.arguments)}
     return {"id": call_id, "type": "function", "function": arguments}
 
 
-def _parse_arguments(function: CalledFunction, path: str) -> dict[str, Any]:
-    param = f"{path}.function.arguments"
-    try:
-        arguments = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{param} isn't valid JSON: {error}", param) from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"{param} must be a JSON object", param)
-    return arguments
+def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any] | str:
+    """Arguments as an object. Text that isn't one, because the model wrote it so or was cut off,
+    stays text; empty text and null are an object without fields."""
+    arguments: Any = given
+    if isinstance(given, str):
+        try:
+            arguments = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return given
+    if arguments is None:
+        return {}
+    return _without_half_surrogates(arguments) if isinstance(arguments, dict) else str(given)
+
+
+def _without_half_surrogates(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Halves of surrogate pairs, which JSON's escapes can write and UTF-8 can't, become U+FFFD."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    replaced: dict[str, Any] = json.loads(whole)
+    return replaced
 
 
 class _TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -50,13 +50,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     def structured_params(self) -> StructuredOutputsParams | None:
         own, forced = super().structured_params(), self.tool_use().structured_params()
-        if own and forced:
+        if own and forced and self.response_format is None:
             raise InvalidRequestError(
-                "tool_choice requires a call, so the output can't also match response_format, "
-                "structured_outputs or guided_*: send one of them",
+                "tool_choice requires a call, so the output can't also match structured_outputs or "
+                "guided_*: send one of them",
                 "tool_choice",
             )
-        return own or forced
+        return forced or own  # a call that is required comes before response_format
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """max_completion_tokens takes precedence over max_tokens; without either, the limit is
@@ -81,13 +81,8 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = GENERATION_UNSUPPORTED | {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "prompt_cache_retention": (),
-    "prompt_cache_options": (),
     # vLLM's extras
     "echo": (False,),
     "chat_template": (),

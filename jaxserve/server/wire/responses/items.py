@@ -23,7 +23,7 @@ class CallInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None
 
 
 class CallOutputInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,19 +35,6 @@ class CallOutputInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReasoningInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["reasoning"]
     content: list[dict[str, Any]] | None = None
-
-
-# Further fields of a response's items, which clients send back, with the values that are accepted;
-# null always is. They don't reach the model.
-_IGNORED: dict[str, tuple[Any, ...]] = {
-    "status": ("completed", "incomplete", "in_progress"),
-    "phase": (),
-    "caller": (),
-    "namespace": (),
-    "async": (),
-    "encrypted_content": (),
-    "summary": ([],),
-}
 
 
 def to_messages(
@@ -75,27 +62,33 @@ def _append(messages: list[dict[str, Any]], item: dict[str, Any], path: str) -> 
     item = {name: value for name, value in item.items() if name != "id"}
     match kind:
         case "message":
-            message = parse(_without_ignored(item), MessageInput, _IGNORED, f"{path}.")
+            message = parse(item, MessageInput, {}, f"{path}.")
             text = join_parts(message.content, f"{path}.content", TEXT_TYPES)
             if message.role == "assistant":
                 _assistant_message(messages, "content")["content"] = text
             else:
                 messages.append({"role": ROLES[message.role], "content": text})
         case "reasoning":
-            reasoning = parse(item, ReasoningInput, _IGNORED, f"{path}.")
+            reasoning = parse(item, ReasoningInput, {}, f"{path}.")
             if reasoning.content:
                 text = join_parts(reasoning.content, f"{path}.content", ("reasoning_text",))
                 target = _assistant_message(messages, "reasoning_content")
                 target["reasoning"] = target["reasoning_content"] = text
         case "function_call":
-            call = parse(item, CallInput, _IGNORED, f"{path}.")
+            call = parse(item, CallInput, {}, f"{path}.")
             function = CalledFunction(name=call.name, arguments=call.arguments)
-            converted = template_call(call.call_id, function, path)
+            converted = template_call(call.call_id, function)
             _assistant_message(messages, None).setdefault("tool_calls", []).append(converted)
         case "function_call_output":
-            result = parse(item, CallOutputInput, _IGNORED, f"{path}.")
+            result = parse(item, CallOutputInput, {}, f"{path}.")
             text = join_parts(result.output, f"{path}.output", TEXT_TYPES)
             messages.append({"role": "tool", "tool_call_id": result.call_id, "content": text})
+        case "item_reference":
+            raise InvalidRequestError(
+                f"{path} refers to a stored item, and this server stores none: send the item "
+                "itself, with store: false",
+                f"{path}.type",
+            )
         case _:
             raise InvalidRequestError(
                 f"{path}: items of type {kind!r} aren't supported by this server", f"{path}.type"
@@ -115,17 +108,3 @@ def _assistant_message(messages: list[dict[str, Any]], part: str | None) -> dict
     if last.get("role") != "assistant" or full:
         messages.append({"role": "assistant"})
     return messages[-1]
-
-
-def _without_ignored(item: dict[str, Any]) -> dict[str, Any]:
-    """A message without the fields that a response's text parts have beside the text."""
-    content = item.get("content")
-    if not isinstance(content, list):
-        return item
-    parts = [
-        {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
-        if isinstance(part, dict) and part.get("type") == "output_text"
-        else part
-        for part in content
-    ]
-    return item | {"content": parts}

@@ -5,7 +5,7 @@ Fields are applied, accepted or refused as those of GenerationRequest; see `gene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,8 +13,10 @@ import msgspec
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 from jaxserve.server.wire.generation_request import NO_DEFAULTS, BaseGenerationRequest
+from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.structured_outputs import FormatType, format_params
 from jaxserve.server.wire.tools import Function, FunctionName, ToolUse
+from jaxserve.server.wire.validation import parse
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -47,11 +49,10 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Args: effort: for the model's chat template; refused if the template doesn't use it."""
+    """Args: effort: for the model's chat template; ignored if the template doesn't use it."""
 
     effort: str | None = None
 
@@ -62,7 +63,10 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     Args:
         input: a text, or items, which are parsed one by one so that errors name the item.
         instructions: a system message before the input.
-        include: further parts of the response; only logprobs are supported.
+        include: further parts of the response. Logprobs are added; others don't exist here, and
+            are ignored.
+        tools: functions; a namespace's functions count too, and tools that OpenAI's own servers
+            run are left out.
     """
 
     input: str | list[dict[str, Any]]
@@ -71,10 +75,10 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[str] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
@@ -89,19 +93,24 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
-        return ToolUse.of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        return ToolUse.of(self.functions(), self.tool_choice, self.parallel_tool_calls)
+
+    def functions(self) -> list[FunctionTool]:
+        """The functions among the tools.
+
+        Raises:
+            InvalidRequestError: one is malformed.
+        """
+        return list(_functions(self.tools or (), "tools"))
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """Without max_output_tokens the limit is the context length."""
         own = self.text.format.structured_params() if self.text and self.text.format else None
         forced = self.tool_use().structured_params()
-        if own and forced:
-            raise InvalidRequestError(
-                "tool_choice requires a call, so the output can't also match text.format: send one "
-                "of them",
-                "tool_choice",
-            )
         wanted = LOGPROBS in (self.include or ())
+        for name in self.include or ():
+            if name != LOGPROBS:
+                ignore(f"include[{name}]")
         if self.top_logprobs and not wanted:
             raise InvalidRequestError(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
         given = {"temperature": self.temperature, "top_p": self.top_p}
@@ -109,25 +118,33 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
         return SamplingParams(
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if wanted else None,
-            structured_outputs=own or forced,
+            structured_outputs=forced or own,  # a call that is required comes first
             **{**defaults, **given},
         )
+
+
+def _functions(tools: Sequence[dict[str, Any]], path: str) -> Iterator[FunctionTool]:
+    for i, tool in enumerate(tools):
+        where, kind = f"{path}[{i}]", tool.get("type")
+        if kind == "function":
+            yield parse(tool, FunctionTool, {}, f"{where}.")
+        elif kind == "namespace" and isinstance(tool.get("tools"), list):
+            yield from _functions(tool["tools"], f"{where}.tools")
+        elif isinstance(kind, str):
+            ignore(f"{where} of type {kind}")
+        else:
+            raise InvalidRequestError(f"you must provide {where}.type", f"{where}.type")
 
 
 # With the values that are accepted because they change nothing; null always is.
 RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
-    "store": (False,),
     "previous_response_id": (),
     "conversation": (),
     "prompt": (),
-    "truncation": ("disabled",),
-    "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
     "max_tool_calls": (),
     "context_management": ([],),
-    "prompt_cache_retention": (),
-    "prompt_cache_options": (),
     "moderation": (),
     "background_options": (),
     "access_programs": (),

@@ -136,10 +136,10 @@ def test_a_schema_and_tools(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"strict": True}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "image_generation_call"}]}, "input[0].type"),
         (
@@ -156,6 +156,28 @@ def test_refusals(client: openai.OpenAI, fields: dict[str, Any], param: str) -> 
     with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(**{"model": "tiny", "input": "hi"} | fields)
     assert raised.value.param == param
+
+
+@pytest.mark.slow
+def test_fields_and_tools_without_effect_are_ignored(client: openai.OpenAI) -> None:
+    bare = {name: value for name, value in WEATHER.items() if name != "type"}
+    space = {"type": "namespace", "name": "n", "tools": [{"type": "function", **bare}]}
+    asked: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 200, "temperature": 0}
+    extra: Any = {"client_metadata": {"a": "b"}, "verbosity": "low"}
+    answer = client.responses.create(
+        **asked,
+        tools=[{"type": "web_search"}, space],  # type: ignore[list-item]
+        tool_choice="required",
+        include=["reasoning.encrypted_content"],
+        store=True,
+        truncation="auto",
+        service_tier="flex",
+        text={"verbosity": "low", "format": {"type": "json_object"}},
+        reasoning={"summary": "auto"},
+        extra_body=extra,
+    )
+    assert answer.output[0].type == "function_call"  # the call comes before the format
+    assert answer.output[0].name == WEATHER["name"]
 
 
 def test_items_become_messages() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.chat.messages import template_message
+from jaxserve.server.wire.ignored_fields import collect_ignored
 
 
 def test_messages_in_the_templates_form() -> None:
@@ -24,7 +25,6 @@ def test_messages_in_the_templates_form() -> None:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-BAD_FUNCTION = {"name": "f", "arguments": "[1]"}
 
 
 def test_calls_and_results_in_the_templates_form() -> None:
@@ -57,17 +57,12 @@ def test_a_response_can_be_sent_back_as_a_message() -> None:
         ({"role": "user"}, "messages[0].content"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": "user", "content": []}, "messages[0].content"),
-        ({"role": "user", "content": "x", "colour": 1}, "messages[0].colour"),
         (
             {"role": "assistant", "content": "", "tool_calls": [{}]},
             "messages[0].tool_calls[0].id",
         ),
         (
             {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f"}}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [CALL | {"function": BAD_FUNCTION}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
@@ -86,3 +81,59 @@ def test_malformed_messages_are_refused_with_their_path(
     with pytest.raises(InvalidRequestError) as raised:
         template_message(message, "messages[0]")
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ("null", {}),
+        ("{", "{"),
+        ("[]", "[]"),
+        ("12", "12"),
+        ("[" * 100_000, "[" * 100_000),
+        (r'{"t": "\ud83d"}', {"t": "\ufffd"}),
+        (r'{"t": "\ud83d\ude00"}', {"t": "\U0001f600"}),
+    ],
+)
+def test_arguments_of_a_history_are_never_refused(arguments: Any, right: Any) -> None:
+    call = CALL | {"function": {"name": "f", "arguments": arguments}}
+    message = template_message({"role": "assistant", "tool_calls": [call]}, "messages[0]")
+    assert message["tool_calls"][0]["function"]["arguments"] == right
+
+
+def test_fields_that_clients_send_back_are_ignored_and_named() -> None:
+    ignored: list[str] = []
+    function = CALL["function"] | {"parsed_arguments": {"a": 1}}  # type: ignore[operator]
+    with collect_ignored(ignored):
+        message = template_message(
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+                "tool_calls": [CALL | {"function": function, "index": 0}],
+                "parsed": None,
+                "audio": None,
+                "annotations": [],
+                "refusal": None,
+            },
+            "messages[1]",
+        )
+    assert message["content"] == "x"
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert sorted(ignored) == [
+        "messages[1].annotations",
+        "messages[1].content[0].cache_control",
+        "messages[1].tool_calls[0].function.parsed_arguments",
+        "messages[1].tool_calls[0].index",
+    ]
+
+
+def test_an_answer_of_reasoning_alone_can_be_sent_back() -> None:
+    message = template_message(
+        {"role": "assistant", "content": None, "reasoning": "hm"}, "messages[0]"
+    )
+    assert (message["content"], message["reasoning_content"]) == ("", "hm")

@@ -9,6 +9,7 @@ import pytest
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.chat.request import CHAT_UNSUPPORTED, ChatCompletionRequest
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
+from jaxserve.server.wire.ignored_fields import WITHOUT_EFFECT, collect_ignored
 from jaxserve.server.wire.validation import parse
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -87,9 +88,9 @@ OPENAI_COMPLETION_FIELDS = [
 
 def test_every_openai_field_is_known() -> None:
     chat = set(ChatCompletionRequest.__struct_fields__) | set(CHAT_UNSUPPORTED)
-    assert set(OPENAI_CHAT_FIELDS) <= chat
+    assert set(OPENAI_CHAT_FIELDS) <= chat | WITHOUT_EFFECT
     text = set(CompletionRequest.__struct_fields__) | set(COMPLETION_UNSUPPORTED)
-    assert set(OPENAI_COMPLETION_FIELDS) <= text
+    assert set(OPENAI_COMPLETION_FIELDS) <= text | WITHOUT_EFFECT
 
 
 def test_no_field_is_both_applied_and_unsupported() -> None:
@@ -127,10 +128,8 @@ def test_values_that_change_nothing_are_accepted(field: str, value: Any) -> None
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("store", True),
         ("audio", {"voice": "x"}),
         ("functions", [{"name": "f"}]),
-        ("verbosity", "low"),
         ("echo", True),
         ("frobnicate", 1),
     ],
@@ -163,7 +162,36 @@ def test_wrong_types_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert raised.value.param == param
 
 
-@pytest.mark.parametrize("field", ["model", "messages"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("store", True),
+        ("verbosity", "low"),
+        ("service_tier", "flex"),
+        ("prompt_cache_retention", "24h"),
+        ("truncation", "auto"),
+        ("client_metadata", {"a": 1}),
+    ],
+)
+def test_fields_without_effect_are_named(field: str, value: Any) -> None:
+    ignored: list[str] = []
+    with collect_ignored(ignored):
+        assert parse_chat(**{field: value}) == parse_chat()
+        parse_chat(**{field: None})
+    assert ignored == [field]
+
+
+def test_unknown_fields_of_tools_are_named() -> None:
+    function = {"name": "f", "description": None, "defer": 1}
+    ignored: list[str] = []
+    with collect_ignored(ignored):
+        tools = parse_chat(tools=[{"type": "function", "function": function, "cache": {}}]).tools
+    assert tools is not None
+    assert tools[0].function.name == "f"
+    assert sorted(ignored) == ["tools[0].cache", "tools[0].function.defer"]
+
+
+@pytest.mark.parametrize("field", ["messages"])
 def test_a_missing_field_is_named(field: str) -> None:
     body = {name: value for name, value in CHAT.items() if name != field}
     with pytest.raises(InvalidRequestError, match=f"you must provide {field}") as raised:

@@ -440,11 +440,6 @@ class Scheduler:
         return self._registry.started(self._updated)
 
     @property
-    def num_queued(self) -> int:
-        """Sequences in the queue."""
-        return len(self._waiting)
-
-    @property
     def request_ids(self) -> list[str]:
         """Ids of all requests that haven't ended."""
         return self._registry.request_ids

@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(request.prompt_token_ids) >= scheduler.max_model_len:
             with pytest.raises(RequestTooLongError):
                 self.loop.add(request)
-        elif most is not None and scheduler.num_queued >= most:
+        elif most is not None and len(scheduler._waiting) >= most:
             with pytest.raises(QueueFullError):
                 scheduler.check_queue()
         else:

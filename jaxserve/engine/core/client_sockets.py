@@ -21,13 +21,13 @@ class ClientSockets:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         self._context, self._folder = context, folder
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        self._gone: set[int] = set()
+        self._removed: set[int] = set()
         self.add(0)
 
     def add(self, client: int) -> None:
         """Connects to a client, unless it was removed before: the message that it has died may come
         first."""
-        if client in self._gone:
+        if client in self._removed:
             return
         socket = self._sockets[client] = self._context.socket(zmq.PUSH)
         socket.set(zmq.SNDHWM, 0)
@@ -35,7 +35,7 @@ class ClientSockets:
 
     def remove(self, client: int) -> None:
         """Disconnects from a client, for good."""
-        self._gone.add(client)
+        self._removed.add(client)
         if (socket := self._sockets.pop(client, None)) is not None:
             socket.close(linger=0)
 

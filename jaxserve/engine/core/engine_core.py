@@ -108,7 +108,7 @@ class EngineCore:
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._decode_steps = config.decode_steps
         self._overlap = config.overlap
-        # Oldest first. The last may be undrawn, while step() runs or after a failure in it.
+        # Oldest first. While step() runs, the draw of the last may not be dispatched yet.
         self._pending: deque[PendingStep] = deque()
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, to report
@@ -419,7 +419,7 @@ class EngineCore:
 
 
 def _admissions(plan: StepPlan) -> list[Output]:
-    """Outputs that tell how long the requests that a plan starts for the first time have waited."""
+    """For each request that a plan starts for the first time, an output with its queue time."""
     now = time.monotonic()
     return [
         Output(

@@ -18,7 +18,7 @@ MAX_GRAMMAR_BYTES = 64 * MIB  # of one: it grows with use, and is compiled again
 
 class GrammarCache:
     """Compiled grammars, least recently used first out, and the error messages of grammars that
-    took too long or too much memory to compile, so that nobody compiles those again."""
+    took too long or too much memory to compile, so that those aren't compiled again."""
 
     def __init__(self) -> None:
         self._known: dict[StructuredOutputsParams, Grammar | str] = {}  # least recently used first

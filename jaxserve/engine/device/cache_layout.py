@@ -79,7 +79,7 @@ class CacheLayout:
         places: dict[int, tuple[int, int]] = {}  # layer: (group, buffer)
         for window in dict.fromkeys(windows):
             layers = [i for i, own in enumerate(windows) if own == window]
-            # Neighbours go to different groups, so that in a stack that repeats a pattern of
+            # Adjacent layers go to different groups, so that in a stack that repeats a pattern of
             # layers each repeat has a buffer of its own, and is like the others (see layer_groups).
             whole, first = len(layers) // size, len(groups)
             for nth, layer in enumerate(layers):

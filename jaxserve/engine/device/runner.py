@@ -120,7 +120,7 @@ class Runner:
         Args:
             meanwhile: as of SamplingState.advance().
         """
-        if self._sampling.masking:
+        if self._sampling.has_masks:
             rows = self._buffers[step.bucket].rows
             sampled = rows.keep > 0
             self._sampling.advance(rows.slots[sampled], rows.output_positions[sampled], meanwhile)

@@ -1,4 +1,5 @@
-"""The device's sampling tables: filled when a sequence takes a slot, masks kept up to date."""
+"""SamplingState: writes the device's sampling tables when a sequence gets a slot, and its masks
+before each draw."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.sampling.row_settings import is_penalised
 from scheduler import Request, Sequence, SlotStart
 
-# Rows that one call writes.
+# Rows of each table that one call writes.
 COUNTS_ROWS, MASK_ROWS, BIAS_ROWS = 1, 16, 4
-MEANWHILE_S = 0.05  # between calls of what costs a millisecond
+MEANWHILE_S = 0.05  # between calls of `meanwhile`, which takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """What the engine keeps of a request for its sampling: the scheduler's payload.
+    """What sampling needs of a request: Request.payload of the scheduler.
 
     Args:
-        masks: rules of its token masks; None if any token may be drawn at any time.
-        pool: the prompt's embedding is wanted, not a text.
+        masks: rules for its token masks; None if any token may always be drawn.
+        pool: the request is for the prompt's embedding, not for text.
     """
 
     params: SamplingParams
@@ -38,8 +39,8 @@ class SamplingRequest:
 
 
 def settled_until(request: Request) -> int:
-    """The first output position at which a token may end an output, or its mask may depend on the
-    tokens before; before it, only how many there are matters."""
+    """The first output position at which a token may end the output, or may be masked by what the
+    tokens before it are. Before that position only the number of tokens matters."""
     payload: SamplingRequest = request.payload
     if payload.params.stop or (payload.masks is not None and payload.masks.needs_each_token):
         return 0
@@ -47,7 +48,7 @@ def settled_until(request: Request) -> int:
 
 
 class SamplingState:
-    """Writes rows of the tables. Those of requests that ask for nothing are never touched.
+    """Writes rows of the tables. A request without masks, penalties and biases needs none.
 
     Args:
         tables: the device's tables, as the step was compiled for.
@@ -59,14 +60,16 @@ class SamplingState:
         self._mask_rows = _Writer(tables.masks, MASK_ROWS)
         self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
-        self._unwritten: set[int] = set()  # slots whose first mask is still to come
-        self.failed: list[tuple[Sequence, JaxserveError]] = []  # that can't go on, and why
+        self._unwritten: set[int] = set()  # slots whose first mask isn't written yet
+        self.failed: list[
+            tuple[Sequence, JaxserveError]
+        ] = []  # sequences that can't go on, and why
 
     def start(self, start: SlotStart) -> None:
-        """Takes in the slot's new occupant."""
+        """Sets up a slot for its new occupant."""
         try:
             self._occupy(start)
-        except Exception as error:  # whatever it is, it is this request's alone
+        except Exception as error:  # whatever it is, the other requests go on
             reason = EngineError(f"its sampling couldn't be set up: {error!r}")
             self.failed.append((start.sequence, reason))
 
@@ -84,12 +87,12 @@ class SamplingState:
             self._bias_rows.add(slot, bias_row(request.params.logit_bias, self._vocab))
 
     @property
-    def masking(self) -> bool:
-        """Whether any occupant has masks."""
+    def has_masks(self) -> bool:
+        """Whether any sequence in a slot has masks."""
         return bool(self._masks)
 
     def awaits_tokens(self, slots: Iterable[int]) -> bool:
-        """Whether what one of these slots may draw depends on its last token."""
+        """Whether the mask of one of these slots depends on its last token."""
         return bool(self._masks) and any(
             slot in self._masks and self._masks[slot][1].needs_each_token for slot in slots
         )
@@ -100,11 +103,11 @@ class SamplingState:
         positions: np.ndarray,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Brings the masks of rows that draw output tokens at `positions` up to date; the tokens
-        before them are known, or the sequence has ended.
+        """Computes the masks of slots that draw the output tokens at `positions`. The tokens before
+        these are known, unless the sequence has ended.
 
         Args:
-            meanwhile: called now and then, if it takes long.
+            meanwhile: called every MEANWHILE_S seconds.
         """
         budget, called = StepBudget(len(slots)), time.monotonic()
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
@@ -115,7 +118,7 @@ class SamplingState:
                 called = time.monotonic()
             sequence, mask = self._masks[slot]
             if sequence.finish_reason is not None:
-                continue  # it was planned before its end was known
+                continue  # the step was planned before the end was known
             if slot not in self._unwritten and not mask.changes(position):
                 continue
             self._unwritten.discard(slot)
@@ -130,7 +133,7 @@ class SamplingState:
                 self._mask_rows.add(slot, row)
 
     def upload(self, tables: SamplingTables) -> SamplingTables:
-        """The tables with all that is pending written; they are donated."""
+        """The tables with all pending rows written; `tables` are donated."""
         return SamplingTables(
             self._count_rows.upload(tables.counts),
             self._mask_rows.upload(tables.masks),
@@ -138,21 +141,21 @@ class SamplingState:
         )
 
     def clear(self) -> None:
-        """Forgets all occupants; the tables are new."""
+        """Removes all sequences and pending rows, for new tables."""
         self._masks.clear()
         self._unwritten.clear()
         for writer in (self._count_rows, self._mask_rows, self._bias_rows):
             writer.clear()
 
     def warm_up(self, tables: SamplingTables) -> SamplingTables:
-        """Runs every program once, on the spare row."""
+        """Runs each program once, on the spare row."""
         for writer in (self._count_rows, self._mask_rows, self._bias_rows):
             writer.add(writer.spare, np.zeros(writer.shape, np.int32))
         return self.upload(tables)
 
 
 class _Writer:
-    """Rows of one table that wait to be uploaded, and the program that writes `size` of them."""
+    """Pending rows of one table, and the program that writes `size` of them."""
 
     def __init__(self, table: jax.Array, size: int) -> None:
         def write(table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
@@ -172,7 +175,7 @@ class _Writer:
 
     def upload(self, table: jax.Array) -> jax.Array:
         while self._pending:
-            # Fresh arrays: the device may still read them when the next are filled.
+            # New arrays each time: the device may still read the last ones.
             slots = np.full(self._size, self.spare, np.int32)
             rows = np.zeros((self._size, *self.shape), np.int32)
             for i, (slot, row) in enumerate(self._pending[: self._size]):

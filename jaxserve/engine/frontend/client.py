@@ -48,7 +48,7 @@ class EngineClient:
     exit_status: the engine's, once it has ended.
     ready: what the engine reported when it was ready.
     stats: the engine's last figures.
-    observers: are told what happens to requests.
+    observers: called when something happens to a request.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class EngineClient:
 
     @property
     def _expects_messages(self) -> bool:
-        # Its figures tell of other clients' requests, for which it also sends messages to all.
+        # Its figures count all clients' requests, and it sends messages to all clients.
         busy = bool(self._admin_calls) or self.stats.scheduler.running > 0
         return busy or any(not stream.ended for stream in self._streams.values())
 

@@ -11,8 +11,8 @@ from jaxserve.outputs import CompletionDelta
 class DeltaQueue:
     """Deltas of one reader's choices that it hasn't taken yet.
 
-    A slow reader delays nobody, and costs no more memory than the text that it hasn't read: it gets
-    everything that came meanwhile at once, joined to one delta a choice.
+    A slow reader delays no other, and costs no more memory than the text that it hasn't read: it
+    gets everything that came meanwhile at once, joined to one delta a choice.
 
     Args:
         num_requests: requests that put deltas here.

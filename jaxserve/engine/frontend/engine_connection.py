@@ -72,7 +72,7 @@ class EngineConnection:
 
     def send(self, message: protocol.ToEngine) -> None:
         """Sends a message, or drops it if the engine has ended."""
-        # Not awaited: without a live peer it would wait for ever.
+        # Not awaited: if the engine has ended it would never return.
         self._to_engine.send(protocol.encode(message))
 
     async def receive(self) -> protocol.ToClient:

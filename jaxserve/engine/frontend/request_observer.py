@@ -1,4 +1,4 @@
-"""RequestObserver: the interface of what is told about requests, such as the server's metrics."""
+"""RequestObserver: the interface for whatever follows requests, such as the server's metrics."""
 
 from __future__ import annotations
 

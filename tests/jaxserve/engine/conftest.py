@@ -30,7 +30,7 @@ def llm(tiny_llama: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def roomy(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """The same model taken for 512 tokens of context, with room for 64 sequences of them."""
+    """The same model with a context of 512 tokens, with room for 64 sequences of them."""
     folder = tmp_path_factory.mktemp("long") / "llama"
     shutil.copytree(tiny_llama, folder)
     config = json.loads((folder / "config.json").read_text())

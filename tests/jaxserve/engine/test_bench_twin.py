@@ -1,5 +1,5 @@
-"""bench.twin without torch: its recorded steps, replayed, give transformers' tokens. It stands
-here because the tiny engine does."""
+"""bench.twin without torch: its recorded steps, replayed, give transformers' tokens. It is in this
+folder for the fixture of the tiny engine."""
 
 from __future__ import annotations
 

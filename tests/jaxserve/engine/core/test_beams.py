@@ -1,4 +1,4 @@
-"""Beam search on the tiny Llama: transformers' outputs and scores, blocks shared, nothing left."""
+"""Beam search on the tiny Llama: transformers' outputs and scores, shared blocks, all freed."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_alone_a_search_gives_transformers_outputs_and_scores(
                     assert entry.top[entry.rank - 1] == (entry.token_id, entry.logprob)
 
 
-def test_in_company_that_leaves_no_slots_too(llm: LLM, runs: list[dict[str, Any]]) -> None:
-    """All at once, beside plain requests: 8 slots for over 100 beams."""
+def test_in_a_batch_with_too_few_slots(llm: LLM, runs: list[dict[str, Any]]) -> None:
+    """All at once, with plain requests: 8 slots for over 100 beams."""
     plain = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)
     prompt = runs[0]["prompt"]
     alone = llm.generate(prompt, plain)[0]
@@ -73,7 +73,7 @@ def test_in_company_that_leaves_no_slots_too(llm: LLM, runs: list[dict[str, Any]
 
 
 @pytest.mark.slow
-def test_with_too_few_blocks_it_goes_on_by_turns(
+def test_with_too_few_blocks_searches_preempt_each_other(
     tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], runs: list[dict[str, Any]]
 ) -> None:
     bytes_a_block = 2**20 // llm.core.ready.num_blocks

@@ -53,7 +53,7 @@ def submit(llm: LLM, name: str, prompt: list[int], params: SamplingParams) -> No
 
 
 def most_tokens(outputs: list[Output]) -> int:
-    """Most tokens of one output."""
+    """Tokens of the longest output."""
     return max((len(output.token_ids) for output in outputs), default=0)
 
 
@@ -69,7 +69,7 @@ def tokens_of(outputs: list[Output], name: str) -> list[int]:
 
 
 def assert_alike(one: CompletionOutput, other: CompletionOutput) -> None:
-    """But for the last bits of logprobs, which on a model so narrow the size of a step changes."""
+    """Except for the last bits of logprobs, which depend on the step's size in so small a model."""
     assert (one.token_ids, one.text) == (other.token_ids, other.text)
     assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
     ours, theirs = one.logprobs or (), other.logprobs or ()
@@ -99,7 +99,9 @@ def test_tokens_are_those_of_single_steps(
     monkeypatch.setattr(several.core, "_overlap", overlap)
     steady = [SamplingParams(**{"ignore_eos": True} | kind) for kind in STEADY]
     mixed = [*steady, *(SamplingParams(**kind) for kind in OTHERS)]
-    several.generate(prompts[0], SamplingParams(**OTHERS[0]))  # nobody waits for its grammar then
+    several.generate(
+        prompts[0], SamplingParams(**OTHERS[0])
+    )  # so that no request waits for its grammar below
     before = several.core.stats.preemptions
     for kinds in (*([kind] for kind in steady), steady, mixed):
         dispatched = 0
@@ -129,7 +131,7 @@ def test_arrivals_and_an_abort_in_between(
     while most_tokens(turns[-1] if turns else []) < STEPS:
         turns.append(several.core.step())
     submit(several, "second", prompts[1], GREEDY)
-    several.core.abort("leaves")  # with steps of it in flight, if they overlap
+    several.core.abort("leaves")  # while its steps are pending, if they overlap
     while not tokens_of(turns[-1], "second"):
         turns.append(several.core.step())
     while several.core.has_work:

@@ -17,7 +17,7 @@ GRAMMAR = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputsParam
 
 
 def test_the_requests_of_a_client_that_has_died_are_aborted(llm: LLM, tmp_path: Path) -> None:
-    """Those that run, wait or have yet to compile, and those that come after."""
+    """Those that run, wait, or wait for a grammar, and those that come later."""
     context = zmq.Context()
     inbox, client = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.bind(protocol.engine_address(tmp_path))

@@ -28,24 +28,23 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine."""
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a slow machine fails no test."""
     monkeypatch.setattr(grammar_queue, "WAIT_S", 1000.0)
     monkeypatch.setattr(grammar_trial, "TIMEOUT_S", 1000.0)
 
 
 class Broken:
-    """Stands for a device: the next `times` steps of an engine raise; those without requests only
-    if `wholly`."""
+    """A device whose next `times` steps raise; those without requests only if `always`."""
 
     def __init__(
-        self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int, wholly: bool = False
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch, times: int, always: bool = False
     ) -> None:
-        self._draw, self._left, self._wholly = llm.core._runner.draw, times, wholly
+        self._draw, self._left, self._always = llm.core._runner.draw, times, always
         monkeypatch.setattr(llm.core._runner, "draw", self)
 
     def __call__(self, step: PendingStep) -> None:
-        if self._left and (step.rows or self._wholly):
+        if self._left and (step.rows or self._always):
             self._left -= 1
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
         self._draw(step)
@@ -63,7 +62,7 @@ def drain(llm: LLM) -> list[Output]:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_those_that_wait_go_on(
+def test_requests_that_wait_go_on(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
@@ -73,7 +72,7 @@ def test_those_that_wait_go_on(
     submit(llm, "waits", prompts[1])
     for _ in range(steps):
         llm.core.step()
-    jax.clear_caches()  # what jit keeps may be gone when a step fails
+    jax.clear_caches()  # jit may have dropped its programs when a step fails
     Broken(llm, monkeypatch, times=1)
     outputs = drain(llm)
     failed = {o.request_id: o.error or "" for o in outputs if o.error_kind == "EngineError"}
@@ -121,7 +120,7 @@ def test_each_request_ends_once_when_a_draw_fails_that_awaited_tokens(
 def test_an_engine_that_fails_without_requests_too_gives_up(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Broken(llm, monkeypatch, times=2, wholly=True)
+    Broken(llm, monkeypatch, times=2, always=True)
     submit(llm, "last", prompts[0])
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         drain(llm)
@@ -142,7 +141,7 @@ def test_a_request_whose_sampling_breaks_fails_alone(
     assert llm.core.stats.blocks_used == 0
 
 
-def test_a_request_that_cannot_be_taken_in_fails_alone(llm: LLM, prompts: list[list[int]]) -> None:
+def test_a_request_that_cannot_be_added_fails_alone(llm: LLM, prompts: list[list[int]]) -> None:
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     submit(llm, "good", prompts[1])
     message = llm._validator.submission("bad", prompts[0], GREEDY)
@@ -203,10 +202,10 @@ def submit_grammar(llm: LLM, name: str, **grammar: Any) -> None:
 
 
 @pytest.mark.slow
-def test_grammars_that_compile_for_ever_are_ended(
+def test_grammars_that_compile_without_end_are_stopped(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than there are threads; others don't wait for them; and each but once."""
+    """More of them than there are threads: others don't wait for them, and none is tried again."""
     monkeypatch.setattr(grammar_queue, "SLOW_S", 1)
     queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
     monkeypatch.setattr(llm.core, "_grammars", queue)
@@ -227,7 +226,7 @@ def test_grammars_that_compile_for_ever_are_ended(
 
 
 @pytest.mark.slow
-def test_a_slow_grammar_holds_up_no_quick_one_and_ends_with_its_request(
+def test_a_slow_grammar_delays_no_quick_one_and_ends_with_its_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_queue, "SLOW_S", 1000)
@@ -253,7 +252,7 @@ def test_a_slow_grammar_holds_up_no_quick_one_and_ends_with_its_request(
 
 
 def hold_compiling(monkeypatch: pytest.MonkeyPatch, but: str) -> tuple[threading.Event, list[str]]:
-    """All regexes but one are compiled once the event is set; and a list of those begun."""
+    """All regexes but one compile only once the event is set. Also a list of those begun."""
     compile_, held, begun = GrammarCompiler.compile, threading.Event(), []
 
     def compiling(self: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
@@ -278,7 +277,7 @@ def test_a_grammar_asked_for_by_many_is_compiled_once_and_kept(
             submit_grammar(llm, f"{regex} {i}", regex=regex)
     submit_grammar(llm, "second", regex="known")
     finished: list[str] = []
-    while "second" not in finished:  # beside those that hold all threads
+    while "second" not in finished:  # while others hold all threads
         finished += [o.request_id for o in llm.core.step() if o.finish_reason]
     assert finished == ["second"]
     held.set()
@@ -287,7 +286,7 @@ def test_a_grammar_asked_for_by_many_is_compiled_once_and_kept(
     assert sorted(begun) == ["known", *slow]
 
 
-def test_requests_whose_grammar_compiles_take_places_of_the_queue(
+def test_requests_that_wait_for_a_grammar_count_as_queued(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, _ = hold_compiling(monkeypatch, but="")
@@ -308,7 +307,7 @@ def test_requests_whose_grammar_compiles_take_places_of_the_queue(
     assert llm.core.stats.waiting == 0
 
 
-def test_a_grammar_that_no_thread_is_free_for_is_given_up(
+def test_a_grammar_that_no_thread_is_free_for_is_refused(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, begun = hold_compiling(monkeypatch, but="z")
@@ -326,7 +325,9 @@ def test_a_grammar_that_no_thread_is_free_for_is_given_up(
     assert len(ends) == QUICK_THREADS
 
 
-def test_a_long_row_of_masks_is_no_silence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signs_of_life_are_given_while_many_masks_are_computed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two of them the engine gives signs of life, and lets requests be aborted."""
     mask, events = GrammarState.mask, []
 
@@ -391,17 +392,17 @@ def test_samples_that_break_in_one_step_fail_their_request_alone(
     assert llm.core.stats.blocks_used == 0
 
 
-@pytest.mark.parametrize("lane", ["_quick", "_slow"])
+@pytest.mark.parametrize("pool", ["_quick", "_slow"])
 def test_a_grammar_that_no_thread_can_be_started_for_fails_alone(
-    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lane: str
+    llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     queue = GrammarQueue(llm.tokenizer, llm.core._vocab)
     monkeypatch.setattr(llm.core, "_grammars", queue)
-    monkeypatch.setattr(getattr(queue, lane)._pool, "submit", no_thread)
-    if lane == "_slow":
+    monkeypatch.setattr(getattr(queue, pool)._pool, "submit", no_thread)
+    if pool == "_slow":
         too_slow: Future[Grammar] = Future()
         too_slow.set_exception(grammar_trial.TooSlowError("too slow"))
         monkeypatch.setattr(queue._quick, "compile", lambda _: too_slow)

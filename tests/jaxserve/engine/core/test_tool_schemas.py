@@ -1,4 +1,4 @@
-"""Structured output on a model of random weights, which draws whatever the mask lets it."""
+"""Structured output of a model with random weights, which draws any token that the mask allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's bits don't depend on its company."""
+"""With batch_invariant a request's bits don't depend on the other rows of its batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bits(output: CompletionOutput) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-def test_alone_in_company_preempted_and_from_the_cache(
+def test_alone_in_a_batch_preempted_and_from_the_cache(
     engine: LLM, prompts: list[list[int]]
 ) -> None:
     base = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)

@@ -1,4 +1,4 @@
-"""Cutting a stack of layers so that programs are shared."""
+"""Cutting a stack of layers into groups that share programs."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_runs_that_are_alike(layers: str, expected: list[int]) -> None:
     assert [i for run in runs for i in run] == list(range(len(layers)))
 
 
-def test_one_size_takes_all() -> None:
+def test_all_layers_in_one_group() -> None:
     assert cut_layers("ag" * 5, range(10, 11)) == [range(10)]

@@ -1,4 +1,4 @@
-"""A step's buffer, and where its tokens stand."""
+"""A step's buffer, and the positions and places of its tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ P, W, SPARE = 4, 5, 6
     ("bucket", "lengths"),
     [(Bucket(16, 3), [1, 7, 3]), (Bucket(16, 3), [2]), (Bucket(4, 4), [1] * 3)],
 )
-def test_tokens_stand_where_their_rows_tables_say(bucket: Bucket, lengths: list[int]) -> None:
+def test_tokens_are_placed_by_the_block_tables_of_their_rows(
+    bucket: Bucket, lengths: list[int]
+) -> None:
     rng = np.random.default_rng(0)
     tables = rng.integers(1, 99, (2, SPARE + 1, W)).astype(np.int32)
     slots, before = rng.permutation(SPARE)[: len(lengths)], rng.integers(0, 9, len(lengths))
@@ -55,7 +57,7 @@ def test_tokens_stand_where_their_rows_tables_say(bucket: Bucket, lengths: list[
 
 
 @pytest.mark.parametrize("count", [0, 1, ENTRIES, 2 * ENTRIES + 3])
-def test_no_entry_of_a_block_table_is_left_behind(count: int) -> None:
+def test_every_new_entry_of_a_block_table_is_uploaded(count: int) -> None:
     bucket = Bucket(16, 3)
     entries = np.arange(4 * count, dtype=np.int32).reshape(4, count) % SPARE
     uploads = HostBuffers.allocate(bucket).uploads(entries, SPARE)

@@ -77,7 +77,7 @@ async def test_messages_that_cannot_be_read_fail_all_requests(
 
 
 async def test_tokens_after_a_stop_string_are_not_counted(tiny_llama: Path) -> None:
-    """An engine that answers at once sends many before it hears of the end."""
+    """A fast engine sends many more before it receives the abort."""
     client = await EngineClient.start(EngineConfig(str(tiny_llama)), "tests.fake_engine")
     counting = Counting()
     client.observers.append(counting)

@@ -1,4 +1,4 @@
-"""The demo model against transformers: greedy tokens, alone and in company; logprobs; beams."""
+"""The demo model against transformers: greedy tokens, alone and in a batch; logprobs; beams."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_logprobs_of_prompts_and_outputs_equal_transformers(llm: LLM) -> None:
 
 
 def check_top(entry: TokenLogprobs, rank: int, ids: list[int], values: list[float]) -> None:
-    """Equal but for the order of near ties, which may take the last one out."""
+    """Equal except for the order of near ties, which may replace the last entry."""
     assert abs(entry.rank - rank) <= rank // 100  # of 49,152 tokens, those far down are close
     np.testing.assert_allclose([value for _, value in entry.top], values, atol=2e-3)
     far = [i for i, value in zip(ids, values, strict=True) if value > values[-1] + NEAR_TIE]

@@ -1,4 +1,4 @@
-"""Embeddings against transformers: what the head makes of them are its logits."""
+"""Embeddings against transformers: the head computes its logits from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.sampling.params import SamplingParams
 def test_embeddings_are_the_hidden_states_behind_the_logits(
     llm: LLM, prompts: list[list[int]], tiny_llama_golden: dict[str, Any]
 ) -> None:
-    # In company, in chunks (a prompt is longer than a step), and read from the prefix cache.
+    # In one batch, in chunks (a prompt is longer than a step), and read from the prefix cache.
     several = [prompts[i % len(prompts)] for i in range(11)]
     vectors = llm.embed(several)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)

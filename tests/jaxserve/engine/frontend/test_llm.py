@@ -29,7 +29,7 @@ def tokens(llm: LLM, prompts: list[list[int]], params: Any) -> list[tuple[int, .
 
 
 def assert_alike(some: LogprobsOf, others: LogprobsOf) -> None:
-    """But for the last bits, which on a model so narrow the size of a step changes."""
+    """Except for the last bits, which depend on the step's size for so narrow a model."""
     assert (some is None) == (others is None)
     for one, other in zip(some or (), others or (), strict=True):
         if one is None or other is None:
@@ -47,7 +47,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert tokens(llm, prompts, greedy()) == expected
 
 
-def test_a_seeded_request_draws_the_same_alone_and_in_company(
+def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(
     llm: LLM, prompts: list[list[int]]
 ) -> None:
     several = [prompts[i % len(prompts)] for i in range(20)]

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler, through the whole engine on a tiny random Llama."""
+"""Every sampling setting, through the whole engine on a tiny random Llama."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_a_request_that_rules_out_every_token_is_refused_before_it_starts(
     llm: LLM, prompts: list[list[int]], kind: dict[str, Any]
 ) -> None:
     refused = llm.core.submit(llm._validator.submission("none", prompts[1], SamplingParams(**kind)))
-    news = [refused] if refused else []
+    outputs = [refused] if refused else []
     while llm.core.has_work:
-        news += llm.core.step()
-    assert [o.error_kind for o in news] == ["UnprocessableError"]
-    assert "rules out every token at output position 0" in (news[0].error or "")
+        outputs += llm.core.step()
+    assert [o.error_kind for o in outputs] == ["UnprocessableError"]
+    assert "rules out every token at output position 0" in (outputs[0].error or "")
 
 
 def test_a_grammar_that_ends_too_early_fails_that_request_alone(
@@ -115,7 +115,7 @@ def test_penalties_end_repetition(
 def test_logprobs_are_the_models(
     llm: LLM, prompts: list[list[int]], tiny_llama_golden: dict[str, Any]
 ) -> None:
-    """A prompt of several chunks, read after the cache has it."""
+    """A prompt of several chunks, also when it is in the prefix cache."""
     prompt = prompts[2]
     expected = log_softmax(tiny_llama_golden["logits_2"])
     llm.generate(prompt, SamplingParams(max_tokens=1))
@@ -227,26 +227,26 @@ def test_a_structured_output_gets_a_token_in_every_step(llm: LLM, prompts: list[
     assert got[first : first + 20] == [1] * 20
 
 
-def test_a_mask_is_built_beside_the_layers_of_its_step(
+def test_a_mask_is_built_while_the_layers_of_its_step_are_computed(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step's layers are dispatched before the last step's tokens are awaited, its draw after
-    them; a batch without grammars awaits nothing before its draw."""
+    """A step's layers are dispatched before the last step's tokens are waited for, and its draw
+    after that; a batch without grammars waits for nothing before its draw."""
     events: list[str] = []
 
-    def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def telling(*args: Any) -> Any:
+    def recorded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_and_record(*args: Any) -> Any:
             events.append(name)
             return call(*args)
 
-        return telling
+        return call_and_record
 
     grammar = StructuredOutputsParams(regex="[a-z]{40}")
     structured = SamplingParams(structured_outputs=grammar, seed=1, max_tokens=6)
     with monkeypatch.context() as patch:
         for name in ("dispatch", "draw"):
-            patch.setattr(llm.core._runner, name, told(name, getattr(llm.core._runner, name)))
-        patch.setattr(PendingStep, "wait", told("wait", PendingStep.wait))
+            patch.setattr(llm.core._runner, name, recorded(name, getattr(llm.core._runner, name)))
+        patch.setattr(PendingStep, "wait", recorded("wait", PendingStep.wait))
         llm.generate(prompts[1], structured)
         assert events == ["dispatch", "draw", *["dispatch", "wait", "draw"] * 5, "wait"]
         events.clear()

@@ -1,4 +1,4 @@
-"""generation_config.json holds where a request says nothing, and is told of."""
+"""generation_config.json applies where a request leaves a setting unset, and is logged."""
 
 from __future__ import annotations
 

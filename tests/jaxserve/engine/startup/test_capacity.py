@@ -1,4 +1,4 @@
-"""`jaxserve plan`: what the engine does at start-up, by arithmetic from a config."""
+"""`jaxserve plan`: the limits that the engine would choose, computed from a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A converted model serves what the one it was made of does."""
+"""A converted model gives what the original gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's start as on a GPU, on a CPU that says it is one: what the pool gets."""
+"""How much memory the pool gets on a GPU, which a CPU stands in for."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_xla_is_given_the_share_unless_the_user_has(monkeypatch: pytest.MonkeyPa
     prepare_gpu(0.5)
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.25")  # XLA refuses to be told twice
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.25")  # XLA refuses both together
     prepare_gpu(0.5)
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
 
 @pytest.mark.slow
 def test_no_import_of_the_engine_makes_a_client() -> None:
-    """Or the share would come too late."""
+    """Settings of XLA have no effect once a client of it exists."""
     script = (
         "import jaxserve.engine.core.engine_process, jaxserve.engine.frontend.llm\n"
         "from jax._src import xla_bridge\n"

@@ -1,4 +1,4 @@
-"""Cache folders whose files are damaged, foreign or unreadable."""
+"""Cache folders whose files are damaged, unknown or unreadable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()} - {SUMS}
 
 
-def test_what_is_as_it_was_stays(folder: Path) -> None:
+def test_unchanged_files_stay(folder: Path) -> None:
     assert drop_damaged(folder) == 0
     assert names(folder) == {"a", "b", "c", "d"}
 
@@ -41,7 +41,7 @@ def test_files_that_differ_in_a_byte_are_deleted(folder: Path) -> None:
     assert names(folder) == {"d"}
 
 
-def test_files_of_nobody_are_deleted_once_they_are_old(folder: Path) -> None:
+def test_files_without_a_checksum_are_deleted_once_they_are_old(folder: Path) -> None:
     for name, age in (("new", 0.0), ("old", 2 * UNKNOWN_KEPT_S)):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, (time.time() - age,) * 2)
@@ -49,8 +49,8 @@ def test_files_of_nobody_are_deleted_once_they_are_old(folder: Path) -> None:
     assert names(folder) == {"a", "b", "c", "d", "new"}
 
 
-def test_only_new_files_are_recorded_anew(folder: Path) -> None:
-    (folder / "a").write_bytes(b"damaged while nobody looked")
+def test_only_new_files_are_recorded_again(folder: Path) -> None:
+    (folder / "a").write_bytes(b"damaged since")
     os.utime(folder / "a", (1000.0, 1000.0))
     (folder / "new").write_bytes(b"x")
     record(folder, since=2000.0)

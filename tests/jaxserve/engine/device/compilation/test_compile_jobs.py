@@ -1,4 +1,4 @@
-"""Compiling, given up or from what was traced before."""
+"""Compiling: stopped early, and from traced programs on disk."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
-def test_no_program_is_begun_once_it_is_given_up() -> None:
-    given_up, traced = Event(), []
+def test_no_program_is_begun_once_it_is_stopped() -> None:
+    stop, traced = Event(), []
 
-    def give_up(x: jax.Array) -> jax.Array:
+    def stop_compiling(x: jax.Array) -> jax.Array:
         traced.append("first")
-        given_up.set()
+        stop.set()
         return x
 
     def second(x: jax.Array) -> jax.Array:
         traced.append("second")
         return x
 
-    jobs = {1: CompileJob(give_up, (SHAPE,)), 2: CompileJob(second, (SHAPE,))}
+    jobs = {1: CompileJob(stop_compiling, (SHAPE,)), 2: CompileJob(second, (SHAPE,))}
     with pytest.raises(CancelledError):
-        compile_jobs(jobs, False, given_up)
+        compile_jobs(jobs, False, stop)
     assert traced == ["first"]
     done = compile_jobs({2: jobs[2]}, False, Event())
     assert done[2](jnp.ones(2)).tolist() == [1, 1]
@@ -63,7 +63,7 @@ def test_a_program_on_disk_isnt_traced_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "one byte", "foreign"])
-def test_a_damaged_program_on_disk_is_traced_anew_and_replaced(
+def test_a_damaged_program_on_disk_is_traced_again_and_replaced(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = []
@@ -97,7 +97,7 @@ def test_a_damaged_program_on_disk_is_traced_anew_and_replaced(
     assert "damaged" in caplog.text
 
 
-def test_origins_that_were_not_used_for_long_go(
+def test_the_least_recently_used_origins_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(traced_programs, "KEPT", 3)

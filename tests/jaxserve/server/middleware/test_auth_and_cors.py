@@ -124,7 +124,7 @@ async def test_pages_of_other_sites_cannot_use_admin_endpoints(
     headers: dict[str, str], status: int
 ) -> None:
     class Engine:
-        async def ask(self, *command: str) -> bool:
+        async def run_admin_command(self, *command: str) -> bool:
             return True
 
     config = ServerConfig(

@@ -16,6 +16,7 @@ from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
 from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.json_file import naming, read_json
 from checkpoints.stored.assemble import StoredTensor, widened_tensor
+from checkpoints.stored.kv_scales import KV_SCALES, one_a_head
 from checkpoints.stored.quantization_config import quantization_config, replacements
 from checkpoints.stored.raw import TYPES, RawTensor, Replacement
 from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
@@ -42,6 +43,10 @@ class SafetensorsCheckpoint(Checkpoint):
             self._add(file)
         if _FLAT in self._raw:
             self._raw = {n if n == _HEAD else "model." + n: t for n, t in self._raw.items()}
+        if self.config.kv_scales:
+            heads = self.config.num_key_value_heads
+            scales = [name for name in self._raw if name.endswith(KV_SCALES)]
+            self._raw |= {name: one_a_head(self._raw[name], heads) for name in scales}
         self._nbytes = sum(
             math.prod(t.shape) * np.dtype(TYPES[t.dtype]).itemsize for t in self._raw.values()
         )

@@ -144,6 +144,16 @@ def _fused_qkv(name: str) -> Rule:
     return rule
 
 
+def _kv_scales(stem: str) -> Rule:
+    """The scales of keys and of values, one a head."""
+
+    def rule(shape: Shape) -> Source:  # [2, K]
+        tensors: dict[str, Shape] = {stem.format(part): shape[1:] for part in ("k", "v")}
+        return Source(tensors, lambda *parts: np.stack(parts))
+
+    return rule
+
+
 def _out(name: str) -> Rule:
     def rule(shape: Shape) -> Source:  # [E, H, D]
         hidden, heads, head_dim = shape
@@ -211,6 +221,7 @@ RULES: dict[str, Rule] = {
     "attention.qkv_bias": _qkv_bias("self_attn.{}_proj.bias"),
     "attention.q_norm.scale": _as_is("self_attn.q_norm.weight"),
     "attention.k_norm.scale": _as_is("self_attn.k_norm.weight"),
+    "attention.kv_scales": _kv_scales("self_attn.{}_scale"),
     "attention.sinks": _as_is("self_attn.sinks"),
     "attention.out": _out("self_attn.o_proj.weight"),
     "attention.out_bias": _as_is("self_attn.o_proj.bias"),

@@ -42,6 +42,9 @@ class EngineConfig:
             widened on a CPU, where that is faster. Both give the same numbers.
         quantization: quantise the layers' matrices of a checkpoint of floats when they are loaded:
             "fp8" (products' inputs too), "int8", or "int4" in groups of 128.
+        kv_cache_dtype: of keys and values in the KV cache: "auto" is dtype; with "fp8_e4m3" or
+            "fp8_e5m2" it holds two to four times the tokens. They are divided by the checkpoint's
+            scales, or by 1.
         max_model_len: most tokens of prompt and output together; None takes the model's own.
         max_num_seqs: most sequences that run at once; None is 256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: token budget of a step; None is 8,192 on a GPU, 512 on a CPU.
@@ -71,6 +74,7 @@ class EngineConfig:
     dtype: str = "auto"
     weights: Literal["auto", "stored", "widened"] = "auto"
     quantization: Quantization | None = None
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -94,6 +98,10 @@ class EngineConfig:
             )
         if self.weights not in ("auto", "stored", "widened"):
             raise ConfigError(f"weights must be auto, stored or widened; it was {self.weights!r}")
+        if self.kv_cache_dtype not in ("auto", "fp8_e4m3", "fp8_e5m2"):
+            raise ConfigError(
+                f"kv_cache_dtype must be auto, fp8_e4m3 or fp8_e5m2; it was {self.kv_cache_dtype!r}"
+            )
         if self.quantization not in (None, "fp8", "int8", "int4"):
             raise ConfigError(
                 f"quantization must be fp8, int8 or int4; it was {self.quantization!r}"

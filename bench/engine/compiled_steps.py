@@ -101,7 +101,7 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     limits = EngineLimits.resolve(config, model, dtype, machine)
     vocab = model.config.vocab_size
     programs = step_programs(limits, model, machine, vocab, DECODE_STEPS)
-    state = jax.eval_shape(state_maker(limits, dtype, vocab))
+    state = jax.eval_shape(state_maker(limits, vocab))
     pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.pages))
     # Code that asks for the backend must get the answer that it would get on a GPU.
     with mock.patch.object(jax, "default_backend", return_value="gpu"):

@@ -22,6 +22,8 @@ _FORMATS = (
     "mixed-precision",
 )
 
+_CACHE = {"type": "float", "num_bits": 8}
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -65,6 +67,13 @@ def replacements(config: Mapping[str, Any], raw: RawTensors) -> Iterator[Replace
                 f"compressed-tensors' {name} {value!r} isn't implemented; "
                 f"supported: {', '.join(_FORMATS)}, without sparsity"
             )
+    cache = config.get("kv_cache_scheme") or {}
+    asked = {name: cache.get(name) for name in _CACHE}
+    if cache and (asked != _CACHE or cache.get("dynamic")):
+        raise UnsupportedModelError(
+            f"compressed-tensors' kv_cache_scheme is {dict(cache)}; supported: float with 8 bits, "
+            "static"
+        )
     groups = [_group(name, group) for name, group in (config.get("config_groups") or {}).items()]
     for name in raw:
         stem, _, suffix = name.rpartition(".")

@@ -10,6 +10,7 @@ from checkpoints.json_file import read_json
 from checkpoints.stored import compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.stored.raw import RawTensors, Replacement
 from jaxserve.errors import UnsupportedModelError
+from jaxserve.models.fields import OBJECT
 
 Reader = Callable[[Mapping[str, Any], RawTensors], Iterator[Replacement]]
 
@@ -24,13 +25,11 @@ _METHODS: Mapping[str, Reader] = {
 
 def quantization_config(folder: Path) -> dict[str, Any]:
     """The quantization_config of a folder's config.json; empty where there is none."""
-    config = read_json(folder / "config.json")
-    found = config.get("quantization_config") or config.get("compression_config")
-    if isinstance(found, dict):
-        return found
-    if found:
-        raise UnsupportedModelError(f"quantization_config must be an object; it was {found!r}")
-    return {}
+    config = read_json(folder / "config.json", {"compression_config": OBJECT})
+    found: dict[str, Any] = config.get("quantization_config") or config.get(
+        "compression_config", {}
+    )
+    return found
 
 
 def replacements(config: Mapping[str, Any], raw: RawTensors) -> Iterator[Replacement]:

@@ -21,6 +21,7 @@ HELP = {
     "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
     "them on a CPU",
     "quantization": "quantise a checkpoint of floats when it is loaded: fp8, int8 or int4",
+    "kv_cache_dtype": "type of the KV cache: auto (dtype), fp8_e4m3 or fp8_e5m2",
     "max_model_len": "most tokens of prompt and output together (default: the model's own)",
     "max_num_seqs": "most sequences that run at once (default: 256 on a GPU, 32 on a CPU)",
     "max_num_batched_tokens": "token budget of a step (default: 8192 on a GPU, 512 on a CPU)",

@@ -43,6 +43,7 @@ class LayerCache(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: jax.Array | None = None,
+        kv_scales: jax.Array | None = None,
     ) -> tuple[jax.Array, Self]:
         """Writes k and v [T, K, D] of this step, then attends causally from q [T, H, D].
 
@@ -50,6 +51,7 @@ class LayerCache(Protocol):
             scale: on q . k.
             window: as CacheSpec has it.
             softcap: scores become softcap * tanh(score / softcap).
+            kv_scales: [2, K], what keys and what values are divided by in a cache of 8 bits.
             sinks: [H], one more logit a head in the softmax, with no value.
 
         Returns:

@@ -116,6 +116,7 @@ class ModelConfig:
         max_position_embeddings: context length in tokens.
         attention_scale: on query . key; None is head_dim ** -0.5.
         attention_softcap, final_softcap: scores, and logits, become cap * tanh(x / cap).
+        kv_scales: whether the checkpoint has scales for a KV cache of 8 bits.
         attention_bias: on the attention's projections; the family decides on which.
         eos_token_ids: ids that end an output.
 
@@ -135,6 +136,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     activation: Activation = "silu"
     attention_bias: bool = False
+    kv_scales: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     final_softcap: float | None = None

@@ -125,6 +125,9 @@ class Attention(nnx.Module):
             self.q_norm = norm(head_dim if per_head else heads * head_dim)
             self.k_norm = norm(head_dim if per_head else kv_heads * head_dim)
         self.sinks = param((heads,), ("heads",), dtype) if sinks else None
+        self.kv_scales = (
+            param((2, kv_heads), (None, "kv_heads"), dtype) if config.kv_scales else None
+        )
 
     def __call__(
         self, x: jax.Array, rope: Rope | None, cache: LayerCache
@@ -148,6 +151,7 @@ class Attention(nnx.Module):
             window=self.cache_spec.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks[...],
+            kv_scales=None if self.kv_scales is None else self.kv_scales[...],
         )
         out = linear(out, self.out.get_value())
         return out if self.out_bias is None else out + self.out_bias[...], cache

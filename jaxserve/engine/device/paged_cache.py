@@ -63,9 +63,15 @@ class PagedLayerCache:
         window: int | None = None,
         softcap: float | None = None,
         sinks: jax.Array | None = None,
+        kv_scales: jax.Array | None = None,
     ) -> tuple[jax.Array, PagedLayerCache]:
         """See LayerCache.attend."""
-        k_pages, v_pages = write_kv(k, v, self.k_pages, self.v_pages, self.write_slots)
+        k_scale = v_scale = None
+        if kv_scales is not None and self.k_pages.dtype.itemsize == 1:
+            k_scale, v_scale = kv_scales[0], kv_scales[1]
+        k_pages, v_pages = write_kv(
+            *(k, v, self.k_pages, self.v_pages, self.write_slots), k_scale=k_scale, v_scale=v_scale
+        )
         out = paged_attention(
             q,
             k_pages,
@@ -77,6 +83,8 @@ class PagedLayerCache:
             window=window,
             softcap=softcap,
             sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
             max_query_len=self.max_query_len,
         )
         return out, replace(self, k_pages=k_pages, v_pages=v_pages)

@@ -18,6 +18,7 @@ from scheduler import longest_sequence
 
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
+KV_TYPES = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
 SLACK = 256 * MIB  # for fragmentation, and the work space of libraries
 
 
@@ -28,6 +29,7 @@ class EngineLimits:
     Args:
         layout: how the layers share the pool.
         num_blocks: blocks in the pool, the null block among them.
+        kv_dtype: NumPy's name of the type of keys and values in the pool.
         bytes_per_block: of a block in all of the pool's buffers, K and V together.
         max_model_len: tokens of prompt and output; never more than the pool can hold.
     """
@@ -35,6 +37,7 @@ class EngineLimits:
     layout: CacheLayout
     num_blocks: int
     block_size: int
+    kv_dtype: str
     bytes_per_block: int
     max_model_len: int
     max_num_seqs: int
@@ -79,7 +82,8 @@ class EngineLimits:
                 step_bytes = step_memory.estimate(model.config, dtype, Bucket(tokens, rows))
             tables = step_memory.table_bytes(rows, model.config.vocab_size)
             memory = _spare_bytes(device, model.nbytes, tables + step_bytes)
-        per_block = bytes_per_block(layout.buffers, config.block_size, dtype)
+        kv_dtype = jnp.dtype(KV_TYPES.get(config.kv_cache_dtype, dtype))
+        per_block = bytes_per_block(layout.buffers, config.block_size, kv_dtype)
         num_blocks = memory // per_block
         if num_blocks <= len(layout.groups):
             raise ConfigError(
@@ -91,6 +95,7 @@ class EngineLimits:
             layout=layout,
             num_blocks=num_blocks,
             block_size=config.block_size,
+            kv_dtype=kv_dtype.name,
             bytes_per_block=per_block,
             max_model_len=min(wanted, longest),
             max_num_seqs=rows,

@@ -84,11 +84,11 @@ def start_runner(
     )
     if not device.on_cpu and config.kv_cache_memory is None:
         small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
-        probe, state = step_programs(small, model, device, vocab), state_maker(small, dtype, vocab)
+        probe, state = step_programs(small, model, device, vocab), state_maker(small, vocab)
         measured = step_memory.measure(probe, table.mixed[-1], state)
         limits = EngineLimits.resolve(config, model, dtype, device, measured)
     programs = step_programs(limits, model, device, vocab, config.decode_steps)
-    new_state = state_maker(limits, dtype, vocab)
+    new_state = state_maker(limits, vocab)
     pool, stop_compiling = ThreadPoolExecutor(1), Event()
     state = jax.eval_shape(new_state)
     compiling = pool.submit(programs.compile_all, table.all, state, progress, stop_compiling)
@@ -133,13 +133,14 @@ def step_programs(
     return StepPrograms(split, limits.block_size, vocab, device.on_cpu, decode_steps, traced)
 
 
-def state_maker(limits: EngineLimits, dtype: jnp.dtype, vocab: int) -> Callable[[], StepState]:
+def state_maker(limits: EngineLimits, vocab: int) -> Callable[[], StepState]:
     """A function that makes an empty state; it can be compiled."""
     width = -(-limits.max_model_len // limits.block_size)
 
     def new_state() -> StepState:
         rows = limits.max_num_seqs + 1
-        pages = allocate(limits.layout.buffers, limits.num_blocks, limits.block_size, dtype)
+        kv_dtype = jnp.dtype(limits.kv_dtype)
+        pages = allocate(limits.layout.buffers, limits.num_blocks, limits.block_size, kv_dtype)
         return StepState(
             pages,
             jnp.zeros(rows, jnp.int32),

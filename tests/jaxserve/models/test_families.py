@@ -29,6 +29,7 @@ GOLDENS = Path(__file__).parents[2] / "golden" / "families"
 FAMILIES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
 QUICK = ("gemma3", "mixtral")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+F32 = jnp.dtype(jnp.float32)
 BLOCK, WIDTH, TOKENS, CHUNK, NEW_TOKENS = 8, 8, 24, 7, 6
 
 
@@ -46,14 +47,16 @@ def load(
     return model, *([golden[f"{kind}_{i}"] for i in range(3)] for kind in ("ids", "logits"))
 
 
-def run(model: LoadedModel, sequences: list[np.ndarray]) -> list[np.ndarray]:
+def run(
+    model: LoadedModel, sequences: list[np.ndarray], kv_dtype: jnp.dtype = F32
+) -> list[np.ndarray]:
     """Logits of sequences that share every step: prompts in chunks, then a token at a time.
 
     Batches are padded to TOKENS, with one padding row; blocks lie in reverse order.
     """
     rows = len(sequences) + 1
     blocks = np.arange(rows * WIDTH, 0, -1, dtype=np.int32).reshape(rows, WIDTH)
-    pages = allocate(model.cache_specs, rows * WIDTH + 1, BLOCK, jnp.dtype(jnp.float32))
+    pages = allocate(model.cache_specs, rows * WIDTH + 1, BLOCK, kv_dtype)
 
     # Halves the time to compile; the little arithmetic here doesn't get slower.
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -50,3 +50,23 @@ def test_stored_and_widened_weights_serve_the_same(
         engine.core.close()
     for stored, widened in zip(made["stored"], made["widened"], strict=True):
         assert [one.token_ids for one in stored] == [one.token_ids for one in widened]
+
+
+def test_an_fp8_cache_holds_four_times_the_tokens_of_float32(
+    tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any], prompts: Any
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
+    engine = LLM(str(tiny_llama), progress=False, kv_cache_dtype="fp8_e4m3", **llm_settings)
+    assert engine.core.ready.num_blocks == 4 * llm.core.ready.num_blocks
+    first, again = (engine.generate(prompts, params) for _ in range(2))
+    for ours, cached, exact in zip(first, again, llm.generate(prompts, params), strict=True):
+        # A prompt that is found in the cache gives what it gave.
+        assert ours.outputs[0].token_ids == cached.outputs[0].token_ids
+        mine, theirs = ours.outputs[0].logprobs, exact.outputs[0].logprobs
+        assert mine is not None
+        assert theirs is not None
+        found, wanted = mine[0].logprob, theirs[0].logprob
+        assert found == pytest.approx(wanted, abs=0.1)
+        assert found != wanted
+    assert engine.core.compiles == 0
+    engine.core.close()

@@ -37,7 +37,7 @@ def test_several_decode_steps_do_not_copy_the_pool(llm: LLM, tiny_llama: Path) -
     device, model = DeviceInfo.here(), outline(open_checkpoint(tiny_llama).config, dtype, None)
     limits = EngineLimits.resolve(config, model, dtype, device)
     programs = step_programs(limits, model, device, vocab, steps)
-    state = jax.eval_shape(state_maker(limits, dtype, vocab))
+    state = jax.eval_shape(state_maker(limits, vocab))
     bucket = llm.core._runner._table.decode[-1]
     job = programs.jobs(bucket, state)["repeat", bucket, steps]
     memory = trace("", job).compile().memory_analysis()

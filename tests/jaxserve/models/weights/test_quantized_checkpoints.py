@@ -24,13 +24,16 @@ F32 = jnp.dtype(jnp.float32)
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-def write(name: str, folder: Path, **quantization: Any) -> Any:
-    """The checkpoint's folder; returns the golden."""
+Tensors = dict[str, tuple[str, list[int], bytes]]
+
+
+def write(name: str, folder: Path, more: Tensors | None = None, **quantization: Any) -> Any:
+    """Writes the checkpoint's folder with more tensors and settings; returns the golden."""
     golden = np.load(GOLDENS / f"{name}.npz")
     config = json.loads(str(golden["config"]))
     config["quantization_config"] |= quantization
     (folder / "config.json").write_text(json.dumps(config))
-    tensors: dict[str, tuple[str, list[int], bytes]] = {}
+    tensors: Tensors = dict(more or {})
     for key, dtype in json.loads(str(golden["tensors"])).items():
         if f"bytes_{key}" in golden:
             data, shape = golden[f"bytes_{key}"].tobytes(), golden[f"shape_{key}"].tolist()
@@ -86,3 +89,35 @@ def check_kept(model: LoadedModel, packed: bool) -> None:
     assert bool(kept) == packed
     for form in model.forms.values():
         assert isinstance(form, Weight | Joined)
+
+
+def with_kv_scales(folder: Path, scales: tuple[float, float]) -> Any:
+    """The FP8 checkpoint with scales of keys and of values, as compressed-tensors stores them."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    extra = {
+        f"model.layers.0.self_attn.{name}_scale": ("F32", [1], np.float32(scale).tobytes())
+        for name, scale in zip("kv", scales, strict=True)
+    }
+    return write("fp8_channel", folder, extra, kv_cache_scheme=scheme)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_scales_of_the_kv_cache(dtype: str, tmp_path: Path) -> None:
+    logits = {}
+    for name, scales in {
+        "none": (1.0, 1.0),
+        "fit": (0.5, 0.125),
+        "large": (2.0**30, 2.0**30),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        golden = with_kv_scales(folder, scales)
+        model = load_model(folder, F32)
+        (logits[name],) = run(model, [golden["ids"]], jnp.dtype(dtype))
+        # A cache of floats needs no scales.
+        (whole,) = run(model, [golden["ids"]])
+        assert np.abs(whole - golden["logits"]).max() < 1e-4 * np.abs(whole).max()
+    # Powers of two change no digit of a number that stays within the range of the type.
+    np.testing.assert_allclose(logits["fit"], logits["none"], rtol=1e-3, atol=1e-3)
+    errors = {name: np.abs(found - whole).mean() for name, found in logits.items()}
+    assert 0 < errors["none"] < errors["large"] / 1.5

@@ -45,7 +45,9 @@ async def test_a_run_with_a_tool(
         model=api("tiny", client),
         tools=[weather],
         output_type=schema,
-        model_settings=ModelSettings(tool_choice="required", max_tokens=100, temperature=0.0),
+        model_settings=ModelSettings(
+            tool_choice="required", parallel_tool_calls=False, max_tokens=200, temperature=0.0
+        ),
     )
     try:
         if streamed:

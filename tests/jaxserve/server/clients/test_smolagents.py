@@ -17,8 +17,10 @@ def weather(city: str) -> str:
     return f"warm in {city}"
 
 
-def test_every_step_of_an_agent_is_served(url: str) -> None:
-    model = OpenAIServerModel("tiny", api_base=url, api_key="none", max_tokens=60, temperature=0)
+def test_every_step_of_an_agent_is_served(long_url: str) -> None:
+    model = OpenAIServerModel(
+        "tiny", api_base=long_url, api_key="none", max_tokens=60, temperature=0
+    )
     agent: Any = ToolCallingAgent(tools=[weather], model=model, max_steps=2, verbosity_level=0)
     agent.run("What is the weather?")
     errors = [str(step.error) for step in agent.memory.steps if getattr(step, "error", None)]

@@ -12,8 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from jaxserve.config import ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.errors import ConfigError
+from jaxserve.server.api.route_table import ADMIN_OPERATIONS, OPERATIONS
 from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
+from jaxserve.server.middleware.auth import PUBLIC_PATHS
 
 PAGE = "https://page.example"
 
@@ -52,6 +54,35 @@ async def test_each_valid_key_is_accepted(http: TestClient[Any, Any], header: st
     response = await http.get("/load", headers={"Authorization": header})
     assert response.status == 200
     assert await response.json() == {"server_load": 0}
+
+
+async def test_every_route_but_the_public_ones_needs_a_key() -> None:
+    config = ServerConfig(served_model_names=("m",), enable_dev_endpoints=True)
+    operations = [operation.route() for operation in (*OPERATIONS, *ADMIN_OPERATIONS)]
+    assert len(operations) > 15
+    refused = set()
+    async for http in client_of(config, ApiKeys(["secret"])):
+        for route in operations:
+            path = route.path.replace("{id:.+}", "m")
+            response = await http.request(route.method, path)
+            if response.status == 401:
+                refused.add(path)
+            else:
+                assert path in PUBLIC_PATHS
+        for path in ("/docs", "/openapi.json"):
+            assert (await http.get(path)).status == 200
+    assert not refused & PUBLIC_PATHS
+    assert {"/v1/chat/completions", "/v1/models", "/load", "/reset_prefix_cache"} <= refused
+
+
+async def test_credentials_are_allowed_only_with_the_setting() -> None:
+    for allowed in (False, True):
+        config = ServerConfig(allowed_origins=(PAGE,), allow_credentials=allowed)
+        async for http in client_of(config, ApiKeys()):
+            response = await http.get("/version", headers={"Origin": PAGE})
+            assert response.headers["Access-Control-Allow-Origin"] == PAGE
+            found = response.headers.get("Access-Control-Allow-Credentials")
+            assert found == ("true" if allowed else None)
 
 
 async def test_probes_need_no_key(http: TestClient[Any, Any]) -> None:

@@ -5,6 +5,15 @@ from scheduler.blocks.events import BlockEvent, BlockRemoved, BlockStored, Cache
 from scheduler.config import CacheGroup, SchedulerConfig
 from scheduler.errors import QueueFullError, RequestTooLongError, SchedulerError
 from scheduler.plan import Chunk, Draft, SlotStart, StepPlan, StepResult
+from scheduler.recorder import (
+    ChangedTable,
+    Changes,
+    EndedSequence,
+    Progress,
+    Recorder,
+    StartedSequence,
+    WaitingSequence,
+)
 from scheduler.request import FinishReason, Request, Sequence
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SchedulerStats
@@ -15,10 +24,15 @@ __all__ = [
     "BlockStored",
     "CacheCleared",
     "CacheGroup",
+    "ChangedTable",
+    "Changes",
     "Chunk",
     "Draft",
+    "EndedSequence",
     "FinishReason",
+    "Progress",
     "QueueFullError",
+    "Recorder",
     "Request",
     "RequestTooLongError",
     "Scheduler",
@@ -27,7 +41,9 @@ __all__ = [
     "SchedulerStats",
     "Sequence",
     "SlotStart",
+    "StartedSequence",
     "StepPlan",
     "StepResult",
+    "WaitingSequence",
     "longest_sequence",
 ]

@@ -50,6 +50,18 @@ class Fcfs:
         """Removes the one that peek() just returned."""
         return heapq.heappop(self._heap)[1]
 
+    def head(self, count: int) -> list[Sequence]:
+        """The first in the order of their keys, without a pass over the others."""
+        heap, found = self._heap, []  # type: list[tuple[Key, Sequence]], list[Sequence]
+        border = [(entry[0], at) for at, entry in enumerate(heap[:1])]
+        while border and len(found) < count:
+            _, at = heapq.heappop(border)
+            if (sequence := heap[at][1]).status is Status.WAITING:
+                found.append(sequence)
+            for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heapq.heappush(border, (heap[child][0], child))
+        return found
+
     def discard(self, sequence: Sequence) -> None:
         """Notes that a queued sequence has ended. Its entry is removed when it comes to the head,
         or with all other such entries once they are more than half."""
@@ -94,6 +106,10 @@ class LongestPrefix(Fcfs):
             self._heap and self._heap[0][0] < self._oldest[-1][0]
         ):
             heapq.heappush(self._heap, self._oldest.pop())
+
+    def head(self, count: int) -> list[Sequence]:
+        oldest = [sequence for _, sequence in self._oldest[:count]]
+        return oldest + super().head(count - len(oldest))
 
     def peek(self) -> Sequence | None:
         while len(self._oldest) < self.NUM_CANDIDATES and (oldest := super().peek()) is not None:

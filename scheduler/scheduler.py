@@ -13,6 +13,7 @@ from scheduler.errors import SchedulerError
 from scheduler.plan import Chunk, StepPlan, StepResult
 from scheduler.plan_builder import PendingPlan, PlanBuilder
 from scheduler.policies import make_policy
+from scheduler.recorder import Recorder
 from scheduler.registry import Registry
 from scheduler.request import FinishReason, Request, Sequence, Status
 from scheduler.running import RunningSequences
@@ -466,6 +467,16 @@ class Scheduler:
             log.clear()
         return events
 
+    def watch(self) -> Recorder:
+        """Reports from now on what changes in pool, tables and queue, until it is closed.
+
+        One at a time. Without one, nothing is recorded.
+        """
+        # A table may be ahead of its tokens by the blocks of drafts that were not accepted.
+        tail = 2 + self.config.max_draft_tokens // self.config.block_size
+        pool, step = self.tables.pool, lambda: self._step
+        return Recorder(pool, self._running, self._waiting, self._pending, step, tail)
+
     def stats(self) -> SchedulerStats:
         """The present figures."""
         pool, running = self.tables.pool, self._running
@@ -479,4 +490,5 @@ class Scheduler:
             prefix_hits=self._prefix_hits,
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
+            evictions=pool.num_evicted,
         )

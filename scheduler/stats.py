@@ -19,6 +19,7 @@ class SchedulerStats:
         prefix_hits: counter of those found. What a preempted sequence finds again isn't counted.
         preemptions: counter.
         recomputed_tokens: counter of tokens that preemptions made the device compute again.
+        evictions: counter of blocks whose cached content was forgotten, to take them for other.
     """
 
     running: int
@@ -30,3 +31,4 @@ class SchedulerStats:
     prefix_hits: int
     preemptions: int
     recomputed_tokens: int
+    evictions: int = 0

@@ -27,6 +27,9 @@ class BlockPool:
         self, num_blocks: int, num_groups: int = 1, log: list[BlockEvent] | None = None
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_evicted = 0  # counter of blocks whose cached content was forgotten to take them
+        # While somebody watches the pool, it gets the blocks that are taken, shared and released.
+        self.changed: set[int] | None = None
         self._log = log
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
@@ -55,6 +58,8 @@ class BlockPool:
         """Takes a free block; its cached content is forgotten. Check num_free first."""
         block = self._plain.pop() if self._plain else self._evict(1)[0]
         self._references[block] = 1
+        if self.changed is not None:
+            self.changed.add(block)
         return block
 
     def take_many(self, count: int) -> list[int]:
@@ -67,6 +72,8 @@ class BlockPool:
         references = self._references
         for block in blocks:
             references[block] = 1
+        if self.changed is not None:
+            self.changed.update(blocks)
         return blocks
 
     def _evict(self, count: int) -> list[int]:
@@ -85,16 +92,19 @@ class BlockPool:
                         self._log.append(BlockRemoved(group, digest))
         following[NULL_BLOCK], self._previous[following[block]] = following[block], NULL_BLOCK
         self._num_cached -= count
+        self.num_evicted += count
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Adds a reference to each block; free cached ones are in use again. Skips null blocks."""
-        references = self._references
+        references, changed = self._references, self.changed
         for block in blocks:
             if block != NULL_BLOCK:
                 if references[block] == 0:
                     self._unlink(block)
                 references[block] += 1
+                if changed is not None:
+                    changed.add(block)
 
     def _unlink(self, block: int) -> None:
         previous, following = self._previous[block], self._next[block]
@@ -106,6 +116,7 @@ class BlockPool:
         blocks."""
         references, digests, plain = self._references, self._digests, self._plain
         previous, following, last = self._previous, self._next, self._previous[NULL_BLOCK]
+        changed = self.changed
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -113,6 +124,8 @@ class BlockPool:
             if left < 0:
                 raise AssertionError(f"block {block} was freed twice")
             references[block] = left
+            if changed is not None:
+                changed.add(block)
             if left == 0:
                 if digests[block] is None:
                     plain.append(block)
@@ -120,6 +133,10 @@ class BlockPool:
                     following[last], previous[block], last = block, last, block
                     self._num_cached += 1
         following[last], previous[NULL_BLOCK] = NULL_BLOCK, last
+
+    def is_cached(self, block: int) -> bool:
+        """Whether the prefix cache finds the block."""
+        return self._digests[block] is not None
 
     def find(self, group: int, digest: bytes) -> int | None:
         """The block with this content, in use or free."""
@@ -151,6 +168,8 @@ class BlockPool:
             self._unlink(block)
             self._digests[block] = None
             self._plain.append(block)
+            if self.changed is not None:
+                self.changed.add(block)
         for known in self._by_hash:
             known.clear()
         if self._log is not None:

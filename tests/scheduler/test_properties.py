@@ -22,6 +22,7 @@ from scheduler import (
 from scheduler.request import Status
 from tests.scheduler.fake_device import VOCABULARY
 from tests.scheduler.harness import Loop, make_request
+from tests.scheduler.watcher import Watcher
 
 TOKENS = st.integers(0, VOCABULARY - 1)
 PREFIX = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 0, 2, 6, 4, 3, 3]
@@ -56,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs(), depth=st.integers(1, 3))
     def start(self, config: SchedulerConfig, depth: int) -> None:
         self.loop, self.depth, self.arrived = Loop(config), depth, 0
+        self.watcher: Watcher | None = None
 
     def pick(self, data: st.DataObject, needs_output: bool = False) -> Sequence | None:
         alive = [
@@ -166,6 +168,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset_prefix_cache(self) -> None:
         used = self.loop.scheduler.stats().blocks_used
         assert self.loop.scheduler.reset_prefix_cache() is (used == 0)
+
+    @rule()
+    def watch(self) -> None:
+        self.watcher = Watcher(self.loop.scheduler)
+
+    @precondition(lambda self: self.watcher is not None)
+    @rule()
+    def look(self) -> None:
+        assert self.watcher is not None
+        self.watcher.look()
+        self.watcher.check(self.loop.sequences)
 
     @invariant()
     def holds(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,12 @@ class ClientSockets:
 
     def send(self, message: protocol.ToClient, client: int = 0) -> None:
         self._sockets[client].send(protocol.encode(message))
+
+    def send_several(self, message: protocol.ToClient, clients: Iterable[int]) -> None:
+        """Sends several clients the same message."""
+        data = protocol.encode(message)
+        for client in clients:
+            self._sockets[client].send(data)
 
     def send_outputs(self, outputs: Sequence[protocol.Output], stats: protocol.EngineStats) -> None:
         """Sends each client the outputs of its own requests, and the figures to all of them."""

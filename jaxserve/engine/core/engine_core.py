@@ -18,6 +18,7 @@ from jaxserve.engine.core.beams import Beams, beam_params
 from jaxserve.engine.core.grammar_queue import GrammarQueue
 from jaxserve.engine.core.protocol import EngineStats, Output, Ready, Submit
 from jaxserve.engine.core.step_clock import StepClock
+from jaxserve.engine.core.watch import Watch
 from jaxserve.engine.device.compilation.compile_guard import CompileGuard
 from jaxserve.engine.device.pending_step import PendingStep, StepResults
 from jaxserve.engine.device.sampling_state import SamplingRequest
@@ -112,6 +113,7 @@ class EngineCore:
         self._pending: deque[PendingStep] = deque()
         self._clock = StepClock()
         self._last_step: tuple[float | None, int] = (None, 0)  # seconds and tokens, to report
+        self.watch: Watch | None = None
         self.ready = Ready(
             max_model_len=limits.max_model_len,
             vocab_size=started.model.vocab_size,
@@ -159,6 +161,12 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Empties the prefix cache; refused (False) while any request holds blocks."""
         return self._scheduler.reset_prefix_cache()
+
+    def set_watch(self, on: bool) -> None:
+        """Starts to record what the engine does, anew if it is recorded already; or stops it."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = Watch(self._scheduler.watch()) if on else None
 
     def close(self) -> None:
         """Stops the threads, and removes what is registered with jax."""
@@ -253,9 +261,11 @@ class EngineCore:
             try:
                 if self._pending and self._scheduler.awaits_tokens:
                     outputs += self._read_oldest(meanwhile)
+                planned_at = time.monotonic()
                 plans = self._plan()
                 if plans:
                     step = self._dispatch(plans)
+                    step.planned_at = planned_at
                     outputs += _admissions(plans[0])
                     if step.awaits_tokens and len(self._pending) > 1:
                         outputs += self._read_oldest(meanwhile)
@@ -275,6 +285,8 @@ class EngineCore:
         plan, more = self._scheduler.schedule(), self._decode_steps - 1
         if plan is None:
             return []
+        if self.watch is not None:
+            self.watch.planned(plan)
         several = (
             more > 0
             and not (plan.chunks or plan.copies or self._grammars)
@@ -320,6 +332,8 @@ class EngineCore:
         for plan in plans:
             self._scheduler.update(plan, [0] * (len(plan.decode_slots) + len(plan.chunks)))
         self._pending.clear()
+        if self.watch is not None:
+            self.watch.lost()
         self._scheduler.reset_prefix_cache()
         self._runner.take_failures()
         try:
@@ -353,10 +367,15 @@ class EngineCore:
         self._pending.popleft()
         self._clock.ended(step.dispatched_at, has_more=bool(self._pending))
         self._last_step = (self._clock.step_s, step.num_tokens)
+        read_at = time.monotonic()
         outputs, growing = [], {}  # type: list[Output], dict[Sequence, Output]
         for plan, own in zip(step.plans, results, strict=True):
             outputs += self._outputs_of(plan, own, growing)
-        return outputs + self._beams.select()
+        outputs += self._beams.select()
+        if self.watch is not None:
+            host_s = step.dispatched_at - step.planned_at + time.monotonic() - read_at
+            self.watch.ended(step.plans, step.bucket.tokens, self._clock.step_s, host_s)
+        return outputs
 
     def _outputs_of(
         self, plan: StepPlan, results: StepResults, growing: dict[Sequence, Output]

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
 POLL_MS = 1  # between checks whether the device is done
+WATCH_MS = 100  # between checks whether there is a snapshot to send, while there is no work
 REPORT_S = 1.0  # between reports while a step runs, which show that the engine is alive
 
 
@@ -39,6 +40,7 @@ class EngineProcess:
         self._refusals: list[protocol.Output] = []  # not yet sent
         self._sent_at = 0.0  # when the clients last got outputs
         self._ending = False
+        self._watching: set[int] = set()  # clients
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -73,11 +75,13 @@ class EngineProcess:
         gc.freeze()
         while not self._ending:
             if not core.has_work:
-                self._inbox.poll()
+                unsettled = core.watch is not None and not core.watch.settled
+                self._inbox.poll(WATCH_MS if unsettled else None)
             self._take_messages(core)
             outputs = core.step(partial(self._meanwhile, core)) if core.has_work else []
             outputs, self._refusals = self._refusals + outputs, []
             self._send_outputs(core, outputs)
+            self._send_snapshot(core)
         return 0
 
     def _meanwhile(self, core: EngineCore) -> None:
@@ -87,6 +91,21 @@ class EngineProcess:
             self._take_messages(core)
         if time.monotonic() - self._sent_at > REPORT_S:
             self._send_outputs(core)
+        self._send_snapshot(core)
+
+    def _send_snapshot(self, core: EngineCore) -> None:
+        """Sends the clients that watch a snapshot, if it is time and there is news."""
+        if core.watch is not None and (snapshot := core.watch.take()) is not None:
+            self._clients.send_several(snapshot, self._watching)
+
+    def _watch(self, core: EngineCore, client: int, on: bool) -> None:
+        if on and client in self._clients:
+            self._watching.add(client)
+            core.set_watch(True)
+        elif not on and client in self._watching:
+            self._watching.remove(client)
+            if not self._watching:
+                core.set_watch(False)
 
     def _take_messages(self, core: EngineCore) -> None:
         freed = False
@@ -100,12 +119,15 @@ class EngineProcess:
                         self._clients.send(self._fetched, client)
                         self._clients.send(core.ready, client)
                 case protocol.Detach(client):
+                    self._watch(core, client, on=False)
                     self._clients.remove(client)
                     theirs = [i for i in core.request_ids if protocol.client_of(i) == client]
                     for own_id in theirs:
                         core.abort(own_id)
                     log.info("client %d has left; aborted %d requests", client, len(theirs))
                     freed = True
+                case protocol.Watch(client, on):
+                    self._watch(core, client, on)
                 case protocol.RunAdminCommand(client=client) if client in self._clients:
                     self._clients.send(_run_admin_command(core, message), client)
                 case protocol.Submit() if protocol.client_of(message.request_id) in self._clients:

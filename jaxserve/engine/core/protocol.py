@@ -1,9 +1,9 @@
 """The messages between clients and the engine process: small, typed, versioned, packed by msgspec.
 
-Client to engine: one Submit a request, Abort, RunAdminCommand, Shutdown. Engine to client: Fetched
-and Ready (or Failed), then Outputs after each turn of its loop and once a second in a long one, and
-an AdminResult for each RunAdminCommand. The first client starts the engine. Further ones may attach
-to it, each under a number of its own.
+Client to engine: one Submit a request, Abort, RunAdminCommand, Watch, Shutdown. Engine to client:
+Fetched and Ready (or Failed), then Outputs after each turn of its loop and once a second in a long
+one, an AdminResult for each RunAdminCommand, and Snapshots to those that watch. The first client
+starts the engine. Further ones may attach to it, each under a number of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
-from scheduler import SchedulerStats
+from scheduler import Changes, SchedulerStats
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 AdminCommand = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
@@ -98,6 +98,14 @@ class RunAdminCommand(Message, frozen=True):
     command: AdminCommand
     argument: str = ""
     client: int = 0
+
+
+class Watch(Message, frozen=True):
+    """A client wants Snapshots from now on, or no more of them. When one begins, all that watch
+    get a first snapshot again."""
+
+    client: int
+    on: bool
 
 
 class Shutdown(Message, frozen=True):
@@ -221,6 +229,34 @@ class AdminResult(Message, frozen=True):
     error: str | None = None
 
 
+class StepRecord(Message, frozen=True):
+    """A step whose results are on the host.
+
+    Args:
+        decodes: tokens of rows that decode, one each.
+        prompts: (key, tokens) of each chunk; the keys are those of Changes.
+        padded: tokens that the device computed for it, padding included.
+        copies: blocks that were copied before it (copy-on-write).
+        device_s: as EngineStats.step_s; shared evenly by the steps of one dispatch.
+        host_s: seconds for planning, dispatching, and taking the results in; shared as device_s.
+    """
+
+    step: int
+    decodes: int
+    prompts: list[tuple[int, int]]
+    padded: int
+    copies: int
+    device_s: float
+    host_s: float
+
+
+class Snapshot(Message, frozen=True):
+    """What has changed in the engine since the last snapshot; at most one every 0.1 s."""
+
+    changes: Changes
+    steps: list[StepRecord]
+
+
 def as_error(output: Output) -> JaxserveError:
     """The exception behind an output that reports one."""
     error: JaxserveError = getattr(errors, output.error_kind or "", EngineError)(output.error)
@@ -243,8 +279,8 @@ def join_tokens(outputs: Iterable[Output]) -> list[Output]:
     return joined
 
 
-ToEngine = Start | Attach | Detach | Submit | Abort | RunAdminCommand | Shutdown
-ToClient = Fetched | Ready | Failed | Outputs | AdminResult
+ToEngine = Start | Attach | Detach | Submit | Abort | RunAdminCommand | Watch | Shutdown
+ToClient = Fetched | Ready | Failed | Outputs | AdminResult | Snapshot
 
 
 class RequestIds:

@@ -58,7 +58,8 @@ class PendingStep:
 
     Args:
         plans: one; or several, if they only decode the same rows.
-        dispatched_at: when its layers were dispatched, by time.monotonic().
+        planned_at, dispatched_at: when its planning began, and when its layers were dispatched, by
+            time.monotonic().
         bucket: the shape that it is padded to.
         awaits_tokens: what a row may draw depends on a token of the step before.
         layers: what the draw takes from the layers; None before they are dispatched, and again
@@ -73,6 +74,7 @@ class PendingStep:
     """
 
     plans: list[StepPlan]
+    planned_at: float = 0.0
     dispatched_at: float = 0.0
     bucket: Bucket = field(init=False)
     awaits_tokens: bool = False

@@ -69,6 +69,7 @@ class EngineClient:
         self.ready, self.stats = ready, ready.stats
         self.exit_status: int | None = None
         self.observers: list[RequestObserver] = []
+        self._watcher: Callable[[protocol.Snapshot], None] | None = None
         self._connection = connection
         self._streams: dict[str, RequestStream] = {}
         self._ids, self._calls = protocol.RequestIds(connection.number), itertools.count()
@@ -301,6 +302,17 @@ class EngineClient:
             raise EngineError(result.error)
         return result.done
 
+    def watch(self, watcher: Callable[[protocol.Snapshot], None] | None) -> None:
+        """Has `watcher` called with snapshots of the engine, in place of the one before; None ends
+        that.
+
+        The first snapshot has all that there is, the others have what has changed since, at most
+        every 0.1 s. It is called in the event loop, so it must be quick.
+        """
+        self._watcher = watcher
+        if self.healthy and not self._closing:
+            self._connection.send(protocol.Watch(self._connection.number, watcher is not None))
+
     def detach(self, number: int) -> None:
         """Tells the engine that a further client has died, so that it ends that one's requests."""
         if self.healthy:
@@ -352,6 +364,10 @@ class EngineClient:
             waiting = self._admin_calls.get(message.call_id)
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
+            return []
+        if isinstance(message, protocol.Snapshot):
+            if self._watcher is not None:
+                self._watcher(message)
             return []
         assert isinstance(message, protocol.Outputs)
         self.stats = message.stats

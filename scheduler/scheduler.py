@@ -490,5 +490,6 @@ class Scheduler:
             prefix_hits=self._prefix_hits,
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
+            copies=self.tables.num_copies,
             evictions=pool.num_evicted,
         )

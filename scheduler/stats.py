@@ -19,6 +19,7 @@ class SchedulerStats:
         prefix_hits: counter of those found. What a preempted sequence finds again isn't counted.
         preemptions: counter.
         recomputed_tokens: counter of tokens that preemptions made the device compute again.
+        copies: counter of blocks that were copied because others hold them too (copy-on-write).
         evictions: counter of blocks whose cached content was forgotten, to take them for other.
     """
 
@@ -31,4 +32,5 @@ class SchedulerStats:
     prefix_hits: int
     preemptions: int
     recomputed_tokens: int
+    copies: int = 0
     evictions: int = 0

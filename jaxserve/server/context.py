@@ -18,6 +18,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.admission import Admission
 from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.observability.engine_metrics import EngineMetrics
+from jaxserve.server.observability.event_feed import EventFeed
 from jaxserve.server.observability.http_metrics import HttpMetrics
 from jaxserve.server.observability.request_metrics import RequestMetrics
 from jaxserve.server.observability.tracing import Tracer
@@ -51,6 +52,10 @@ class ServerContext:
     engine_registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     workers: WorkerStats | None = None
     tracer: Tracer | None = None
+    events: EventFeed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.events = EventFeed(lambda: self.client)
 
     def start_metrics(self, tracer: Tracer | None = None) -> None:
         """Registers the metrics of the process, of HTTP and of the engine for /metrics.
@@ -77,6 +82,7 @@ class ServerContext:
         for observer in client.observers:
             observer.on_stats(client.stats)
         self.client = client
+        self.events.restart()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class BlockTables:
         self.has_windows = any(self.windows)
         # One table that ends where its tokens do, so that a decode's next block is always appended.
         self.is_simple = self.windows == (None,) and not config.max_draft_tokens
+        self.num_copies = 0  # counter of blocks that took the place of one with content
         self._caching = config.enable_prefix_caching
         self._spans = tuple(
             group.most_blocks(UNLIMITED, config.block_size, config.max_num_batched_tokens)
@@ -185,6 +186,7 @@ class BlockTables:
                 source, table[at] = table[at], block
                 pool.release((source,))
                 source = source if position % self.block_size else NULL_BLOCK
+                self.num_copies += source != NULL_BLOCK
             else:
                 table.append(block)
             growth.append((group, at, block, source))

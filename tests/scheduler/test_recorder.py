@@ -45,6 +45,7 @@ def test_a_shared_prefix_and_its_copies() -> None:
     first, second, third = (watcher.tables[key, 0] for key in sorted(watcher.names))
     assert first[:2] == second[:2] == third[:2]
     assert len({first[2], second[2], third[2]}) == 3
+    assert loop.scheduler.stats().copies == 2
     loop.run()
     watcher.look()
     watcher.check(loop.sequences)

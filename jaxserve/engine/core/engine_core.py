@@ -123,6 +123,9 @@ class EngineCore:
             ready_s=started.ready_s,
             cache=describe_cache(limits),
             stats=EngineStats(self.stats),
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            windows=tuple(group.window for group in limits.layout.groups),
         )
 
     @property

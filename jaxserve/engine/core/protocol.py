@@ -143,6 +143,9 @@ class Ready(Message, frozen=True):
         cache: one line that describes the KV pool.
         load_s, ready_s: seconds until the weights were loaded, and until all was ready.
         stats: the figures at that time.
+        max_num_batched_tokens: token budget of a step.
+        max_num_seqs: most sequences that run at once.
+        windows: of the cache groups, in tokens; None where a token attends to all before it.
     """
 
     max_model_len: int
@@ -153,6 +156,9 @@ class Ready(Message, frozen=True):
     ready_s: float
     cache: str
     stats: EngineStats
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
+    windows: tuple[int | None, ...] = (None,)
 
 
 class Failed(Message, frozen=True):
@@ -236,7 +242,6 @@ class StepRecord(Message, frozen=True):
         decodes: tokens of rows that decode, one each.
         prompts: (key, tokens) of each chunk; the keys are those of Changes.
         padded: tokens that the device computed for it, padding included.
-        copies: blocks that were copied before it (copy-on-write).
         device_s: as EngineStats.step_s; shared evenly by the steps of one dispatch.
         host_s: seconds for planning, dispatching, and taking the results in; shared as device_s.
     """
@@ -245,7 +250,6 @@ class StepRecord(Message, frozen=True):
     decodes: int
     prompts: list[tuple[int, int]]
     padded: int
-    copies: int
     device_s: float
     host_s: float
 

@@ -48,7 +48,6 @@ class Watch:
                     decodes,
                     prompts,
                     padded,
-                    len(plan.copies),
                     device_s * share,
                     host_s * share,
                 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxserve.engine.core.protocol import Snapshot, StepRecord
-from scheduler import ChangedTable, Changes, StartedSequence, WaitingSequence
+from scheduler import Changes, StartedSequence, WaitingSequence
 
-__all__ = ["ChangedTable", "EngineView", "SequenceView", "Snapshot", "StepRecord", "name_of"]
+__all__ = ["UNKNOWN", "EngineView", "SequenceView", "Snapshot", "StepRecord", "name_of"]
+
+UNKNOWN = -2
 
 
 @dataclass(slots=True)
@@ -29,8 +31,10 @@ class SequenceView:
 class EngineView:
     """What is known of the engine since its first snapshot.
 
+    is_known: the first snapshot is there.
     blocks: the state of each block, by its number: how many tables hold it, 0 for a free one, -1
-        for a free one that the prefix cache finds. The null block's stays 0.
+        for a free one that the prefix cache finds, UNKNOWN for the null block and while no snapshot
+        has told it: of a large pool each of the first ones tells a part.
     sequences: those that run, by their keys.
     waiting: the head of the queue.
 
@@ -39,12 +43,14 @@ class EngineView:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.blocks = [0] * num_blocks
+        self.is_known = False
+        self.blocks = [UNKNOWN] * num_blocks
         self.sequences: dict[int, SequenceView] = {}
         self.waiting: list[WaitingSequence] = []
 
     def take(self, changes: Changes) -> None:
         """Takes in what a snapshot says."""
+        self.is_known = True
         if changes.first:
             self.sequences.clear()
             self.waiting = []

@@ -9,12 +9,14 @@ from jaxserve.server.api import (
     chat,
     completions,
     embeddings,
+    engine_events,
     health,
     models,
     responses,
     tokenization,
 )
 from jaxserve.server.api.shared.operation import Operation
+from jaxserve.server.middleware.admission import EVENTS_PATH
 from jaxserve.server.wire.chat.request import CHAT_UNSUPPORTED, ChatCompletionRequest
 from jaxserve.server.wire.chat.response import ChatChunk, ChatCompletion
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
@@ -52,6 +54,11 @@ OPERATIONS = (
         "The embeddings of texts.",
         embeddings.Embeddings,
         embeddings.EmbeddingRequest,
+    ),
+    Operation(
+        *("GET", EVENTS_PATH, engine_events.engine_events),
+        "What the engine does with its blocks, as server-sent events.",
+        event=engine_events.EngineEvent,
     ),
     Operation(
         *("GET", "/v1/models", models.list_models),

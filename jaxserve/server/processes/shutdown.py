@@ -72,6 +72,7 @@ async def serve_until_stopped(
         await wait_first(engine_dead, process_ended, stop.requested.wait())
         failure = None if stop.requested.is_set() else "a server process died"
         context.admission.close()
+        context.events.close()
         processes.send(STOP)
         if engine_dead.done() and not in_restart:
             await wait_first(stop.immediate.wait(), timeout=DEAD_ENGINE_NOTICE_S)

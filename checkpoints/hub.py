@@ -12,7 +12,7 @@ from jaxserve.errors import ModelNotFoundError
 _REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(_REPO)
 _HUB_FILE = re.compile(rf"({_REPO})[:/](.+\.gguf)")
-_WANTED = ["*.json", "*.jinja", "*.safetensors"]
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 # Other copies of the weights, in other layouts.
 _UNWANTED = ["original/*", "onnx/*", "consolidated*"]
 

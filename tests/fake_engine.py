@@ -45,7 +45,7 @@ class FakeEngine:
         fetched = protocol.Fetched(str(path))
         self._sockets.send(fetched)
         tokenizer = load_tokenizer(path)
-        self._token = tokenizer.backend.token_to_id("~")
+        self._token = tokenizer.vocabulary.piece_id("~")
         ready = protocol.Ready(
             MAX_MODEL_LEN, tokenizer.num_ids, 64, 10_000, 0.0, 0.0, "", self._stats()
         )

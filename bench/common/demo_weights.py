@@ -21,7 +21,7 @@ from checkpoints.gguf_config import hf_config
 from checkpoints.gguf_file import GGUFCheckpoint
 from checkpoints.gguf_header import read_header
 from jaxserve.config import cache_dir
-from jaxserve.text.gguf_vocab import build_backend
+from jaxserve.text.gguf_vocab import byte_level_backend
 
 DEMO = "smollm2-135m"
 
@@ -40,7 +40,7 @@ def write(folder: Path) -> Path:
     header, checkpoint = read_header(file), GGUFCheckpoint(file)
     weights = {name: checkpoint.read(name) for name in checkpoint.shapes()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    build_backend(header).save(str(folder / "tokenizer.json"))
+    byte_level_backend(header).save(str(folder / "tokenizer.json"))
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     kind = {"model_type": "llama", "dtype": "float32", "hidden_act": "silu"}

@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.mask_bits import mask_words
 from jaxserve.sampling.params import StructuredOutputsParams
 
@@ -125,19 +126,40 @@ class GrammarState:
             )
 
 
+class _LLGuidanceTokens:
+    """A vocabulary with the names by which llguidance's TokenizerWrapper reads it."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id, self.bos_token_id = vocabulary.eos_ids[0], None
+        self._encode = vocabulary.encoder.build()
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
 class GrammarCompiler:
     """Compiles structured outputs for one vocabulary. Safe to use from several threads.
 
-    Args:
-        tokenizer_json: a `tokenizers` tokenizer as JSON.
-        vocab: number of tokens that may be drawn, V.
-        eos_token_ids: ids that may end a complete output.
+    Raises:
+        InvalidRequestError: no token ends an output.
     """
 
-    def __init__(self, tokenizer_json: str, vocab: int, eos_token_ids: Sequence[int]) -> None:
-        self._words = mask_words(vocab)
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        if not vocabulary.eos_ids:
+            raise InvalidRequestError(
+                "the model's files name no token that ends an output, so that a grammar couldn't "
+                "end: leave it out",
+                "structured_outputs",
+            )
+        self._words = mask_words(vocabulary.num_logits)
         self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=list(eos_token_ids))
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_LLGuidanceTokens(vocabulary)),
+            n_vocab=vocabulary.num_logits,
+            eos_token=vocabulary.eos_ids,
+        )
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Raises InvalidRequestError for what llguidance refuses, with its message."""

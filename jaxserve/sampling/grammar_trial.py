@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import msgspec
 
 from jaxserve.errors import EngineError, InvalidRequestError, JaxserveError, OverloadedError
 from jaxserve.sampling.grammar import GrammarCompiler
+from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.params import StructuredOutputsParams
 
 TIMEOUT_S = 60.0  # for one grammar, in elapsed time
@@ -35,8 +36,6 @@ LIMIT_BYTES = 2**30  # for one grammar
 OUT_OF_MEMORY = 3  # exit status of the process
 STACK_BYTES = 2**28  # llguidance recurses once for each rule, and an overflow ends the process
 
-# The arguments of GrammarCompiler.
-Vocabulary = tuple[str, int, Sequence[int]]
 _Answer = tuple[str, int]  # why the grammar is refused, or ""; bytes that it takes
 
 
@@ -52,11 +51,11 @@ class GrammarTrial:
     """Starts the process when it is needed, and again after a grammar has ended it.
 
     Args:
-        vocabulary: returns the arguments of GrammarCompiler.
+        vocabulary: returns the tokens that outputs may have.
         limit_s: processor time for one grammar, in seconds.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], limit_s: int) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary], limit_s: int) -> None:
         self._vocabulary, self._limit_s = vocabulary, limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._closed, self._changing = False, threading.Lock()
@@ -217,7 +216,7 @@ def _answer_all(seconds: int) -> None:
         answers.write(msgspec.json.encode((refusal, size)) + b"\n")
         answers.flush()
 
-    compiler = GrammarCompiler(*msgspec.json.decode(lines.readline(), type=Vocabulary))
+    compiler = GrammarCompiler(msgspec.json.decode(lines.readline(), type=GrammarVocabulary))
     _limit_next(seconds)
     answer("", 0)
     for line in lines:

@@ -131,8 +131,10 @@ class SamplingParams:
             prompt or the output (Keskar et al., 2019, section 4.1). In REPETITION_RANGE.
         seed: makes the draws reproducible, whatever other requests run; None draws a new one.
         max_tokens: most tokens to generate; None means up to the model's context length.
-        min_tokens: stop tokens, EOS included, can't be drawn before so many tokens.
-        stop: strings that end the text; the text is cut before them.
+        min_tokens: stop tokens, EOS included, can't be drawn before so many tokens, and stop
+            strings that are complete with fewer are passed over.
+        stop: strings that end the text; the text is cut before them. They may have special tokens
+            in them, also if those aren't shown.
         stop_token_ids: ids that end the output, in addition to the model's own EOS ids.
         include_stop_str_in_output: cut after the stop string or token instead.
         bad_words: strings whose tokens may not appear one after another; at most MAX_BAD_WORDS, of

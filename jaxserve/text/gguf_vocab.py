@@ -1,20 +1,24 @@
-"""Makes a `tokenizers.Tokenizer` from the vocabulary in GGUF metadata: byte-level BPE, or
-sentencepiece's."""
+"""The vocabulary in GGUF metadata: byte-level BPE, or sentencepiece's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 from tokenizers.processors import TemplateProcessing
 
 from checkpoints.gguf_header import GGUFHeader
 from jaxserve.errors import CheckpointError, UnsupportedModelError
-from jaxserve.text import sentencepiece
+from jaxserve.text.huggingface_vocabulary import HuggingFaceVocabulary
+from jaxserve.text.sentencepiece_vocabulary import SPACE, SentencePieceVocabulary
+from jaxserve.text.vocabulary import Vocabulary
 
-# tokenizer.ggml.token_type
-CONTROL, USER_DEFINED = 3, 4
+# tokenizer.ggml.token_type, which has the numbers of sentencepiece's types.
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+# tokenizer.ggml.model
+_SENTENCEPIECE_TYPES = {"llama": TrainerSpec.BPE, "t5": TrainerSpec.UNIGRAM}
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -49,8 +53,8 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
 }
 
 
-def build_backend(header: GGUFHeader) -> Tokenizer:
-    """A tokenizer with the vocabulary of a GGUF file, and its ids.
+def build_vocabulary(header: GGUFHeader) -> Vocabulary:
+    """The vocabulary of a GGUF file, with its ids.
 
     Raises:
         UnsupportedModelError: another kind of vocabulary, or an unknown pre-tokenizer.
@@ -58,31 +62,58 @@ def build_backend(header: GGUFHeader) -> Tokenizer:
     """
     model = header.require("tokenizer.ggml.model", str)
     if model == "gpt2":
-        return _byte_level(header)
-    if model == "llama":
-        return _sentencepiece(header)
+        return HuggingFaceVocabulary(byte_level_backend(header))
+    if model in _SENTENCEPIECE_TYPES:
+        return _sentencepiece(header, _SENTENCEPIECE_TYPES[model])
     raise UnsupportedModelError(
-        f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2, llama"
+        f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2, "
+        f"{', '.join(_SENTENCEPIECE_TYPES)}"
     )
 
 
-def _sentencepiece(header: GGUFHeader) -> Tokenizer:
+def _sentencepiece(header: GGUFHeader, model_type: TrainerSpec.ModelType) -> Vocabulary:
+    source = str(header.path)
+    around = _bos_and_eos(header, add_bos=model_type == TrainerSpec.BPE)
+    model = _model_proto(header, model_type)
+    return SentencePieceVocabulary(
+        model, {}, bos=around.get("bos"), eos=around.get("eos"), source=source
+    )
+
+
+def _model_proto(header: GGUFHeader, model_type: TrainerSpec.ModelType) -> ModelProto:
+    """The sentencepiece model that the file was converted from, as far as the file has it."""
     tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
-    backend = sentencepiece.build(
-        sentencepiece.Vocabulary(
-            # llama.cpp's converter wrote spaces into user-defined pieces.
-            [token.replace(" ", sentencepiece.SPACE) for token in tokens],
-            header.require("tokenizer.ggml.scores", list),
-            header.require("tokenizer.ggml.token_type", list),
-            header.get("tokenizer.ggml.add_space_prefix", bool, True),
-            str(header.path),
+    scores: list[float] = header.require("tokenizer.ggml.scores", list)
+    kinds: list[int] = header.require("tokenizer.ggml.token_type", list)
+    if not len(tokens) == len(scores) == len(kinds):
+        raise CheckpointError(
+            f"{header.path}: damaged vocabulary: {len(tokens)} tokens with {len(scores)} scores "
+            f"and {len(kinds)} types"
         )
+    kinds = list(kinds)
+    if UNKNOWN not in kinds:  # some files have it as a control token
+        unknown = header.token_id("unknown")
+        if unknown is None and "<unk>" in tokens:
+            unknown = tokens.index("<unk>")
+        if unknown is not None:
+            kinds[unknown] = UNKNOWN
+    model = ModelProto()
+    for token, score, kind in zip(tokens, scores, kinds, strict=True):
+        # llama.cpp's converter writes spaces into user-defined pieces.
+        piece = token if kind == CONTROL else token.replace(" ", SPACE)
+        model.pieces.add(piece=piece, score=score, type=kind)
+    model.trainer_spec.model_type = model_type
+    model.trainer_spec.byte_fallback = BYTE in kinds
+    spec = model.normalizer_spec
+    spec.add_dummy_prefix = header.get("tokenizer.ggml.add_space_prefix", bool, True)
+    spec.remove_extra_whitespaces = header.get(
+        "tokenizer.ggml.remove_extra_whitespaces", bool, False
     )
-    _add_bos_and_eos(backend, header, tokens, add_bos=True)
-    return backend
+    spec.precompiled_charsmap = bytes(header.get("tokenizer.ggml.precompiled_charsmap", list, []))
+    return model
 
 
-def _byte_level(header: GGUFHeader) -> Tokenizer:
+def byte_level_backend(header: GGUFHeader) -> Tokenizer:
     name = header.get("tokenizer.ggml.pre", str, None)
     if name not in _PRE_TOKENIZERS:
         raise UnsupportedModelError(
@@ -113,30 +144,26 @@ def _byte_level(header: GGUFHeader) -> Tokenizer:
             if kind in added
         ]
     )
-    _add_bos_and_eos(backend, header, tokens, add_bos=llama3)
+    around = _bos_and_eos(header, add_bos=llama3)
+    if around:
+        before = [tokens[i] for name, i in around.items() if name == "bos"]
+        after = [tokens[i] for name, i in around.items() if name == "eos"]
+        backend.post_processor = TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=[(tokens[i], i) for i in around.values()]
+        )
     return backend
 
 
-def _add_bos_and_eos(
-    backend: Tokenizer, header: GGUFHeader, tokens: list[str], add_bos: bool
-) -> None:
-    """Adds BOS before and EOS after each text, if the file says so."""
+def _bos_and_eos(header: GGUFHeader, add_bos: bool) -> dict[str, int]:
+    """The ids of the tokens that the file asks to add around each text, by name: bos, eos."""
     wanted = {
         "bos": header.get("tokenizer.ggml.add_bos_token", bool, add_bos),
         "eos": header.get("tokenizer.ggml.add_eos_token", bool, False),
     }
-    special = {}
-    for name, add in wanted.items():
-        if add:
-            token_id = header.token_id(name)
-            if token_id is None:
-                raise CheckpointError(
-                    f"{header.path}: it has add_{name}_token, but no {name} token"
-                )
-            special[name] = (tokens[token_id], token_id)
-    if special:
-        before = [token for name, (token, _) in special.items() if name == "bos"]
-        after = [token for name, (token, _) in special.items() if name == "eos"]
-        backend.post_processor = TemplateProcessing(
-            single=[*before, "$A", *after], special_tokens=list(special.values())
-        )
+    around = {}
+    for name in (name for name, add in wanted.items() if add):
+        token_id = header.token_id(name)
+        if token_id is None:
+            raise CheckpointError(f"{header.path}: it has add_{name}_token, but no {name} token")
+        around[name] = token_id
+    return around

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
-from tokenizers.processors import TemplateProcessing
 
 from checkpoints.generation_config import read_eos_token_ids
 from checkpoints.gguf_header import GGUFHeader, read_header
 from checkpoints.json_file import read_json
 from jaxserve.errors import CheckpointError, ModelNotFoundError
 from jaxserve.models.fields import FLAG, OBJECT, TEXT, TOKEN_IDS, Kind, either, list_of, token_ids
-from jaxserve.text import sentencepiece
+from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
+from jaxserve.text.added_tokens import SPECIAL_NAMES, special_tokens
 from jaxserve.text.chat_template import DEFAULT, ChatTemplate
-from jaxserve.text.gguf_vocab import build_backend
-from jaxserve.text.sentencepiece_file import read_vocabulary
+from jaxserve.text.end_of_turn import end_in_template, known_ends
+from jaxserve.text.gguf_vocab import build_vocabulary
+from jaxserve.text.huggingface_vocabulary import HuggingFaceVocabulary
+from jaxserve.text.incremental_decoder import (
+    IncrementalDecoder,
+    incremental_decoder,
+    text_without_end,
+    token_bytes_in_context,
+)
+from jaxserve.text.sentencepiece_vocabulary import read_sentencepiece
+from jaxserve.text.vocabulary import Vocabulary
 
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte of each character in byte-level BPE (GPT-2's encoder): printable Latin-1 characters
-    are their own bytes, and the characters from U+0100 on the other bytes, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    alphabet = {chr(b): b for b in printable}
-    return alphabet | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-_KINDS = ("bos", "eos", "unk", "pad")
 _NAMED_TEMPLATE = Kind(
     'an object of "name" and "template"',
     lambda v: (
@@ -41,9 +39,9 @@ _NAMED_TEMPLATE = Kind(
     ),
 )
 _CONFIG_FIELDS = {
-    "add_bos_token": FLAG,
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "legacy"), FLAG),
     "chat_template": either(TEXT, list_of(_NAMED_TEMPLATE)),
-    **dict.fromkeys((f"{kind}_token" for kind in _KINDS), either(TEXT, OBJECT)),
+    **dict.fromkeys(SPECIAL_NAMES, either(TEXT, OBJECT)),
 }
 
 
@@ -51,34 +49,27 @@ class Tokenizer:
     """One model's tokenizer. Thread-safe.
 
     Args:
-        backend: encodes and decodes.
-        eos_token_ids: ids that end an output, the usual one first.
+        vocabulary: encodes and decodes.
+        eos_token_ids: ids that end an output by the model's files, the usual one first.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        vocabulary: Vocabulary,
         chat_template: ChatTemplate,
         bos_token_id: int | None,
         eos_token_ids: tuple[int, ...],
     ) -> None:
-        self.backend = backend
+        self.vocabulary = vocabulary
         self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
-        # One more than the highest id; more than vocab_size if ids are missing between.
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.num_ids = 1 + max(vocabulary.values(), default=-1)
-        self.longest_piece = max(map(len, vocabulary), default=1)  # characters
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.special_ids = frozenset(
-            i for i, token in backend.get_added_tokens_decoder().items() if token.special
-        )
-        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        empty: list[int] = backend.encode("", add_special_tokens=True).ids
+        self.num_ids = vocabulary.num_ids
+        self.longest_piece = vocabulary.longest_piece
+        self.vocab_size = vocabulary.size
+        self.special_ids = vocabulary.special_ids
+        empty = vocabulary.encode("", add_special_tokens=True)
         self._adds_bos = bos_token_id is not None and empty[:1] == [bos_token_id]
-        self._chat_template = chat_template
-        self._bytes: dict[int, bytes] = {}
-        self._texts: dict[int, str | None] = {}
+        self._named_ends = eos_token_ids
+        self._set_chat_template(chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Special tokens that are written in it become their ids.
@@ -87,44 +78,75 @@ class Tokenizer:
             add_special_tokens: add BOS (and EOS) if the model's files say so; a text that begins
                 with BOS gets no second one.
         """
-        # A batch of one, since encode_batch() releases the GIL, and encode() does not.
-        batch = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = batch[0].ids
+        ids = self.vocabulary.encode(text, add_special_tokens)
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
             del ids[0]
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; invalid UTF-8 becomes U+FFFD, and unknown ids have no text."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.vocabulary.decode(self._shown(ids) if skip_special_tokens else ids)
 
-    def id_to_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token (byte-level vocabularies only); b"" for an unknown id."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._look_up(token_id)
-        return known
+    def decode_echo(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a prompt that is shown before its output: as decode(), but without an
+        unfinished character at the end, which a decoder() with echoes_prompt writes."""
+        shown = self._shown(prompt) if skip_special_tokens else list(prompt)
+        return text_without_end(self.vocabulary, shown)
 
-    def id_to_text(self, token_id: int) -> str | None:
-        """A token's text if its bytes are whole characters (byte-level vocabularies only)."""
-        if token_id not in self._texts:
-            try:
-                self._texts[token_id] = self.id_to_bytes(token_id).decode()
-            except UnicodeDecodeError:
-                self._texts[token_id] = None
-        return self._texts[token_id]
+    def decoder(
+        self, prompt: Sequence[int], skip_special_tokens: bool = True, echoes_prompt: bool = False
+    ) -> IncrementalDecoder:
+        """A new incremental_decoder() of this vocabulary."""
+        return incremental_decoder(
+            self.vocabulary,
+            prompt,
+            skip_special_tokens=skip_special_tokens,
+            echoes_prompt=echoes_prompt,
+        )
 
-    def _look_up(self, token_id: int) -> bytes:
-        piece = self.backend.id_to_token(token_id) if token_id >= 0 else None
-        if piece is None:
-            return b""
-        values = [_BYTES.get(c) for c in piece]
-        # Added tokens are plain text; with a space, for example, they aren't in the alphabet.
-        return bytes(v for v in values if v is not None) if None not in values else piece.encode()
+    def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """The special tokens that are written in texts, by id."""
+        found = {match[0] for text in texts for match in self._special_pattern.finditer(text)}
+        ids = {self.vocabulary.piece_id(token): token for token in found}
+        return {i: token for i, token in ids.items() if i is not None}
+
+    def grammar_vocabulary(self, num_logits: int) -> GrammarVocabulary:
+        """The tokens and their bytes, for grammars.
+
+        Args:
+            num_logits: V, the model's.
+        """
+        return GrammarVocabulary(
+            [token_bytes_in_context(self.vocabulary, i) for i in range(self.num_ids)],
+            sorted(self.special_ids),
+            list(self.eos_token_ids),
+            self.vocabulary.grammar_encoder(),
+            num_logits,
+        )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an output, the usual one first: those that the model's files name, the
+        well-known ones, and the one that the chat template writes after an assistant's message."""
+        return self._eos_token_ids
 
     def is_special(self, token: str) -> bool:
         """Whether it is the text of a special token."""
-        return self.backend.token_to_id(token) in self.special_ids
+        return self.vocabulary.piece_id(token) in self.special_ids
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        tokens = filter(None, map(self.vocabulary.piece, self.special_ids))
+        return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+
+    def _shown(self, ids: Sequence[int]) -> list[int]:
+        return [i for i in ids if i not in self.special_ids]
+
+    def _set_chat_template(self, chat_template: ChatTemplate) -> None:
+        self._chat_template = chat_template
+        written = end_in_template(chat_template, self.vocabulary)
+        ends = [*self._named_ends, *known_ends(self.vocabulary), written]
+        self._eos_token_ids = _unique(ends)
 
     def template_mentions(self, word: str) -> bool:
         """Whether the chat template contains this text."""
@@ -136,7 +158,7 @@ class Tokenizer:
 
     def use_chat_template(self, source: str) -> None:
         """Uses another chat template, in Jinja, instead of the model's own."""
-        self._chat_template = self._chat_template.replaced_by(source)
+        self._set_chat_template(self._chat_template.replaced_by(source))
 
     def apply_chat_template(
         self,
@@ -171,21 +193,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _from_gguf(header: GGUFHeader) -> Tokenizer:
-    backend = build_backend(header)
+    vocabulary = build_vocabulary(header)
     key = "tokenizer.chat_template"
     sources = {DEFAULT: header.require(key, str)} if key in header.metadata else {}
     for name in header.get("tokenizer.chat_templates", list, []):
         sources[name] = header.require(f"{key}.{name}", str)
     tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    special_tokens = {
+    named = {
         f"{short}_token": tokens[token_id]
         for short, name in names.items()
         if (token_id := header.token_id(name)) is not None
     }
     return Tokenizer(
-        backend,
-        ChatTemplate(sources, special_tokens),
+        vocabulary,
+        ChatTemplate(sources, named),
         header.token_id("bos"),
         _unique([header.token_id("eos"), header.token_id("eot")]),
     )
@@ -193,46 +215,38 @@ def _from_gguf(header: GGUFHeader) -> Tokenizer:
 
 def _from_folder(path: Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json", _CONFIG_FIELDS, optional=True)
-    backend = _folder_backend(path, config)
-    # Settings from training, which would cut or pad prompts.
-    backend.no_truncation()
-    backend.no_padding()
-    special_tokens = {}
-    for kind in _KINDS:
-        token = config.get(f"{kind}_token")
-        content = token.get("content") if isinstance(token, dict) else token
-        if isinstance(content, str):
-            special_tokens[f"{kind}_token"] = content
-    ids = {kind: backend.token_to_id(token) for kind, token in special_tokens.items()}
+    named = special_tokens(config)
+    file, model = path / "tokenizer.json", path / "tokenizer.model"
+    vocabulary: Vocabulary
+    if file.exists():
+        vocabulary = _from_tokenizer_json(file)
+    elif model.exists():
+        vocabulary, own = read_sentencepiece(path, config, named)
+        named = own | named
+    else:
+        raise ModelNotFoundError(f"{path}: it has no tokenizer.json and no tokenizer.model")
+    ids = {name: vocabulary.piece_id(token) for name, token in named.items()}
     more = read_eos_token_ids(path)
     if not more:
-        model = read_json(path / "config.json", {"eos_token_id": TOKEN_IDS}, optional=True)
-        more = token_ids(model.get("eos_token_id"))
+        settings = read_json(path / "config.json", {"eos_token_id": TOKEN_IDS}, optional=True)
+        more = token_ids(settings.get("eos_token_id"))
     return Tokenizer(
-        backend,
-        ChatTemplate(_folder_templates(path, config), special_tokens),
+        vocabulary,
+        ChatTemplate(_folder_templates(path, config), named),
         ids.get("bos_token"),
         _unique([ids.get("eos_token"), *more]),
     )
 
 
-def _folder_backend(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    file, model = path / "tokenizer.json", path / "tokenizer.model"
-    if file.exists():
-        try:
-            return tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise CheckpointError(f"{file}: damaged ({error})") from None
-    if not model.exists():
-        raise ModelNotFoundError(f"{path}: it has no tokenizer.json and no tokenizer.model")
-    backend = sentencepiece.build(read_vocabulary(model))
-    bos = backend.token_to_id("<s>" if "<s>" in backend.get_vocab() else "<bos>")
-    if config.get("add_bos_token", True) and bos is not None:
-        token = backend.id_to_token(bos)
-        backend.post_processor = TemplateProcessing(
-            single=[token, "$A"], special_tokens=[(token, bos)]
-        )
-    return backend
+def _from_tokenizer_json(file: Path) -> Vocabulary:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise CheckpointError(f"{file}: damaged ({error})") from None
+    # Settings from training, which would cut or pad prompts.
+    backend.no_truncation()
+    backend.no_padding()
+    return HuggingFaceVocabulary(backend)
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import pytest
 
 from checkpoints import open_checkpoint, pull
 from jaxserve.errors import ModelNotFoundError
+from jaxserve.text.tokenizer import load_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PULL = """
@@ -134,6 +135,16 @@ def run_pull(hub: Hub, tmp_path: Path) -> Pull:
         )
 
     return run
+
+
+@pytest.mark.slow
+def test_a_vocabulary_of_sentencepiece_is_downloaded(hub: Hub, run_pull: Pull) -> None:
+    model = (Path(__file__).parents[1] / "golden" / "tiny_sentencepiece.model").read_bytes()
+    hub.repositories["tiny/spm"] = {"config.json": b"{}", "tokenizer.model": model}
+    pulled = run_pull("tiny/spm")
+    assert pulled.returncode == 0, pulled.stderr
+    assert set(hub.sent) == {"config.json", "tokenizer.model"}
+    assert load_tokenizer(Path(pulled.stdout.strip())).encode("the") == [1, 292]
 
 
 @pytest.mark.slow

@@ -6,12 +6,15 @@ needs torch, transformers 5, gguf and sentencepiece, and none of this project's 
 those of texts.py. Arrays: `ids` [N] and `ends` [2000], transformers' ids of all texts one after
 another, BOS before each; `pieces` [N'] and `piece_ends` [2000], sentencepiece's, which takes
 special tokens for plain text; `decoded`, SHA-256 of the texts that transformers makes of its ids;
-`noise`, the same of texts.py's noise, special tokens included.
+`noise`, SHA-256 of the texts of texts.py's noise: special tokens as they are written, and what
+sentencepiece makes of the ids between them. (transformers writes U+FFFD for valid characters, too,
+next to invalid bytes.)
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,17 @@ def processor(path: Path) -> Any:
     return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
+def text_of(own: Any, ids: list[int]) -> str:
+    """Special tokens as they are written, and the text that sentencepiece makes between them."""
+    text = ""
+    for is_special, group in itertools.groupby(
+        ids, lambda i: own.is_control(i) or own.is_unknown(i)
+    ):
+        run = list(group)
+        text += "".join(map(own.id_to_piece, run)) if is_special else own.decode(run)
+    return text
+
+
 def joined(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.cumsum([len(part) for part in parts]).astype(np.int32)
     return np.concatenate([np.array(part, np.int32) for part in parts]), ends
@@ -68,7 +82,7 @@ def main() -> None:
         pieces=pieces,
         piece_ends=piece_ends,
         decoded=digest(decoded),
-        noise=digest([tokenizer.decode(ids) for ids in noise(len(tokenizer))]),
+        noise=digest([text_of(own, ids) for ids in noise(own.vocab_size())]),
     )
 
 

@@ -15,7 +15,8 @@ from jaxserve.engine.core.grammar_cache import GrammarCache
 from jaxserve.engine.core.protocol import Submit
 from jaxserve.errors import OverloadedError
 from jaxserve.sampling.grammar import Grammar, GrammarCompiler
-from jaxserve.sampling.grammar_trial import STACK_BYTES, GrammarTrial, TooSlowError, Vocabulary
+from jaxserve.sampling.grammar_trial import STACK_BYTES, GrammarTrial, TooSlowError
+from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.text.tokenizer import Tokenizer
 
@@ -143,13 +144,12 @@ class GrammarQueue:
     def _shared_compiler(self) -> GrammarCompiler:
         with self._building:
             if self._compiler is None:
-                self._compiler = GrammarCompiler(*self._vocabulary)
+                self._compiler = GrammarCompiler(self._vocabulary)
             return self._compiler
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        tokenizer = self._tokenizer
-        return tokenizer.backend.to_str(), self._vocab, tokenizer.eos_token_ids
+    def _vocabulary(self) -> GrammarVocabulary:
+        return self._tokenizer.grammar_vocabulary(self._vocab)
 
 
 class _CompilePool:
@@ -164,7 +164,7 @@ class _CompilePool:
         self,
         threads: int,
         limit_s: int,
-        vocabulary: Callable[[], Vocabulary],
+        vocabulary: Callable[[], GrammarVocabulary],
         compiler: Callable[[], GrammarCompiler],
     ) -> None:
         self._compiler = compiler

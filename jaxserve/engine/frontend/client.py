@@ -226,6 +226,7 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
         pool: bool = False,
+        echoes_prompt: bool = False,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
         """Streams several prompts to one reader: each time all deltas since the last time.
 
@@ -238,6 +239,8 @@ class EngineClient:
             priority: lower runs first; only under the scheduling policy `priority`.
             cache_salt: only requests with the same salt share cached text.
             pool: give the prompts' embeddings; params.max_tokens must be 1.
+            echoes_prompt: Tokenizer.decode_echo() is shown before the text; an unfinished character
+                at the prompt's end then comes with the text.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
@@ -257,7 +260,7 @@ class EngineClient:
             for i, ids in enumerate(several):
                 own_id = self._ids.new(request_id or "request")
                 streams[own_id] = self._streams[own_id] = RequestStream(
-                    OutputProcessor(self.tokenizer, params, i * params.n),
+                    OutputProcessor(self.tokenizer, params, ids, i * params.n, echoes_prompt),
                     RequestTimes(len(ids), params, request_id),
                     queue,
                     self.observers,

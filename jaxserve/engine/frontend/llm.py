@@ -35,7 +35,7 @@ class _Collector:
     def __init__(self, prompt: Prompt, ids: list[int], params: SamplingParams, llm: LLM) -> None:
         self.prompt = prompt if isinstance(prompt, str) else None
         self.prompt_ids, self.params = ids, params
-        self.choices = OutputProcessor(llm.tokenizer, params)
+        self.choices = OutputProcessor(llm.tokenizer, params, ids)
         self.deltas: list[list[CompletionDelta]] = [[] for _ in range(params.n)]
 
     def output(self, request_id: str) -> RequestOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxserve.engine.core.protocol import Output
@@ -17,12 +18,24 @@ class OutputProcessor:
     open: indices of those that haven't ended.
 
     Args:
+        prompt: its ids; the choices' text goes on from theirs.
         first: the index that the first choice has in its deltas.
+        echoes_prompt: as in incremental_decoder().
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, first: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        first: int = 0,
+        echoes_prompt: bool = False,
+    ) -> None:
         self._params = params
-        self._detokenizers = [Detokenizer(tokenizer, params, first + i) for i in range(params.n)]
+        self._detokenizers = [
+            Detokenizer(tokenizer, params, prompt, first + i, echoes_prompt)
+            for i in range(params.n)
+        ]
         self._prompt: list[TokenLogprobs | None] = [None]
         self._started: set[int] = set()
         self.open = set(range(params.n))

@@ -37,7 +37,7 @@ from jaxserve.server.wire.sse import TextEvent, event
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat = await start_chat(request, ChatCompletionRequest, CHAT_UNSUPPORTED, render)
     context, body, prompt, count = chat.context, chat.body, chat.prompt, chat.count
-    writer = _ChoiceWriter(context, body, prompt, count)
+    writer = _ChoiceWriter(context, body, prompt, chat.params, count)
     if body.stream:
         usage_event = writer.usage_event if body.include_usage else None
         last = generation.closing_events(usage_event, count)
@@ -52,7 +52,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     if body.return_token_ids:
         response.prompt_token_ids = prompt.ids
     if outputs[0].prompt_logprobs is not None:
-        response.prompt_logprobs = writer.logprobs.prompt(outputs[0].prompt_logprobs)
+        response.prompt_logprobs = writer.logprobs.prompt(prompt.ids, outputs[0].prompt_logprobs)
     return json_response(response)
 
 
@@ -84,11 +84,15 @@ class _ChoiceWriter:
         context: ServerContext,
         body: ChatCompletionRequest,
         prompt: ChatPrompt,
+        params: SamplingParams,
         count: TokenCount,
     ) -> None:
         self.logprobs = LogprobsWriter(
-            context.client.tokenizer, bool(body.return_tokens_as_token_ids)
+            context.client.tokenizer,
+            params.skip_special_tokens,
+            bool(body.return_tokens_as_token_ids),
         )
+        self._choices = {i: self.logprobs.choice(prompt.ids) for i in range(params.n)}
         self._prompt_ids = prompt.ids if body.return_token_ids else None
         self._format = prompt.answer_format
         self._new_call_id = context.new_call_id
@@ -124,7 +128,7 @@ class _ChoiceWriter:
             message,
             answer.finish_reason(output.finish_reason),
             output.stop_reason,
-            self.logprobs.chat(output.logprobs),
+            self._choices[output.index].chat(output.logprobs),
             self._token_ids(output),
         )
 
@@ -168,7 +172,8 @@ class _ChoiceWriter:
         num_calls = len(parser.calls)
         parsed = parser.feed(delta.text, last=delta.finish_reason is not None)
         added = self._delta(parsed, num_calls)
-        logprobs, ids = self.logprobs.chat(delta.logprobs), self._token_ids(delta)
+        logprobs = self._choices[delta.index].chat(delta.logprobs)
+        ids = self._token_ids(delta)
         if parsed or logprobs or ids:
             if not parsed:
                 added.content = ""

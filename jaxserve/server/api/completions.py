@@ -16,7 +16,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.shared import generation
 from jaxserve.server.api.shared.generation import DeltaBatches
 from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
-from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs, LogprobsWriter
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
 from jaxserve.server.wire.completions.response import Completion, CompletionChoice
@@ -37,7 +37,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
     prompts = await run_off_loop(request, tokenize, context, body, params)
     _check_echo_size(body, prompts, params)
-    batches = generation.submit(context, prompts, params, **body.scheduling())
+    echoes = bool(body.echo) and not body.only_echo
+    batches = generation.submit(context, prompts, params, **body.scheduling(), echoes_prompt=echoes)
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))
@@ -135,13 +136,11 @@ class _WrittenPrompt:
     Args:
         text: the prompt, if it is echoed.
         logprobs: of its tokens, in the form of `logprobs`, if it is echoed with them.
-        length: characters of those tokens.
         prompt_logprobs: in the form of `prompt_logprobs`, if they are asked for.
     """
 
     text: str = ""
     logprobs: TextLogprobs | None = None
-    length: int = 0
     prompt_logprobs: PromptLogprobsBody | None = None
 
 
@@ -155,45 +154,47 @@ class _ChoiceWriter:
         prompts: list[list[int]],
         params: SamplingParams,
     ) -> None:
-        self._body, self._prompts, self._n = body, prompts, params.n
-        self._truncated = params.truncate_prompt_tokens is not None
+        self._body, self._prompts, self._params = body, prompts, params
+        self._returned = min(params.n, body.returned_choices)  # choices of each prompt
         self._tokenizer = context.client.tokenizer
-        self._logprobs = LogprobsWriter(self._tokenizer, bool(body.return_tokens_as_token_ids))
+        self._logprobs = LogprobsWriter(
+            self._tokenizer, params.skip_special_tokens, bool(body.return_tokens_as_token_ids)
+        )
         self._written: dict[int, _WrittenPrompt] = {}  # by the prompt's place
-        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by the choice's index
+        self._choices: dict[int, ChoiceLogprobs] = {}  # by the choice's index
 
     def choice(self, delta: CompletionDelta) -> CompletionChoice:
-        first = delta.index not in self._offsets
-        offset = self._offsets.setdefault(delta.index, 0)
         token_ids = list(delta.token_ids) if self._body.return_token_ids else msgspec.UNSET
         choice = CompletionChoice(
             delta.index, delta.text, delta.finish_reason, delta.stop_reason, token_ids=token_ids
         )
         prompt_logprobs: TextLogprobs | None = None
-        if first:
+        if delta.index not in self._choices:
             prompt_logprobs = self._add_prompt(choice, delta)
-            offset = self._offsets[delta.index]
-        logprobs = self._logprobs.text(delta.logprobs, self._body.logprobs, offset)
-        if logprobs:
-            self._offsets[delta.index] += self._logprobs.length(delta.logprobs or ())
+        logprobs = self._choices[delta.index].text(delta.logprobs, self._body.logprobs)
         choice.logprobs = _joined(prompt_logprobs, logprobs)
         return choice
 
     def _add_prompt(self, choice: CompletionChoice, delta: CompletionDelta) -> TextLogprobs | None:
         """Adds the fields about the prompt; returns the prompt's logprobs if it is echoed."""
-        written = self.write_prompt(delta)
+        place = choice.index // self._returned
+        ids, written = self._prompts[place], self._write_prompt(place, delta)
         if self._body.return_token_ids:
-            choice.prompt_token_ids = self._prompts[choice.index // self._n]
+            choice.prompt_token_ids = ids
         if written.prompt_logprobs is not None:
             choice.prompt_logprobs = written.prompt_logprobs
         choice.text = written.text + choice.text
-        self._offsets[choice.index] = written.length
+        self._choices[choice.index] = self._logprobs.choice(
+            ids, len(written.text), bool(self._body.echo)
+        )
         return written.logprobs
 
-    def write_prompt(self, delta: CompletionDelta) -> _WrittenPrompt:
-        """The fields about the prompt of a choice's first delta, made once for all its choices.
-        This can be called in any thread."""
-        place = delta.index // self._n
+    def write_prompt(self, delta: CompletionDelta) -> None:
+        """Makes the fields about the prompt of the engine's delta, once for all its choices. This
+        can be called in any thread."""
+        self._write_prompt(delta.index // self._params.n, delta)
+
+    def _write_prompt(self, place: int, delta: CompletionDelta) -> _WrittenPrompt:
         if (written := self._written.get(place)) is None:
             written = self._written[place] = self._make_prompt(place, delta)
         return written
@@ -201,18 +202,23 @@ class _ChoiceWriter:
     def _make_prompt(self, place: int, delta: CompletionDelta) -> _WrittenPrompt:
         written, ids, num_top = _WrittenPrompt(), self._prompts[place], self._body.logprobs
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            written.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
+            written.prompt_logprobs = self._logprobs.prompt(ids, delta.prompt_logprobs)
         if not self._body.echo:
             return written
-        prompt = self._body.prompts()[place]
-        if not isinstance(prompt, str) or self._truncated:
-            prompt = self._tokenizer.decode(ids)
-        written.text = prompt
+        written.text = self._echoed(place)
         if num_top is not None and delta.prompt_logprobs is not None:
-            written.logprobs, written.length = self._logprobs.prompt_text(
-                ids, delta.prompt_logprobs, num_top
+            written.logprobs = self._logprobs.prompt_text(
+                ids, delta.prompt_logprobs, num_top, written.text
             )
         return written
+
+    def _echoed(self, place: int) -> str:
+        """A prompt's text: as it was sent, if it was."""
+        prompt, ids = self._body.prompts()[place], self._prompts[place]
+        if isinstance(prompt, str) and self._params.truncate_prompt_tokens is None:
+            return prompt
+        decode = self._tokenizer.decode if self._body.only_echo else self._tokenizer.decode_echo
+        return decode(ids, self._params.skip_special_tokens)
 
 
 def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogprobs | None:

@@ -63,7 +63,7 @@ async def tokenize(request: web.Request) -> web.Response:
     ids = await run_off_loop(request, _token_ids, context, body)
     strings = None
     if body.return_token_strs:
-        strings = [context.client.tokenizer.backend.id_to_token(i) or "" for i in ids]
+        strings = [context.client.tokenizer.vocabulary.piece(i) or "" for i in ids]
     return json_response(Tokens(len(ids), context.client.max_model_len, ids, strings))
 
 

@@ -23,7 +23,7 @@ def tokenizer(demo_model: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids)
+    return GrammarCompiler(tokenizer.grammar_vocabulary(tokenizer.num_ids))
 
 
 def test_a_very_ambiguous_grammar_is_refused(

@@ -31,9 +31,7 @@ def unwanted() -> bool:
 @pytest.fixture
 def trial(tiny_llama: Path) -> GrammarTrial:
     tokenizer = load_tokenizer(tiny_llama)
-    return GrammarTrial(
-        lambda: (tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids), 10
-    )
+    return GrammarTrial(lambda: tokenizer.grammar_vocabulary(tokenizer.num_ids), 10)
 
 
 def test_a_closed_trial_starts_no_process(trial: GrammarTrial) -> None:

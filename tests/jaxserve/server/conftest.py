@@ -181,6 +181,33 @@ def tiny_server(tiny_flags: tuple[str, ...]) -> Iterator[ServerProcess]:
         shared.stop()
 
 
+# In ChatML, with tools and calls in hermes' format.
+SPM_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def spm_server(
+    spm_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Of a tiny model with a vocabulary of sentencepiece."""
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(SPM_TEMPLATE)
+    shared = ServerProcess.launch(
+        str(spm_llama),
+        *("--chat-template", str(template), "--tool-call-parser", "hermes"),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB"),
+    )
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
+
+
 @pytest.fixture
 def start_server(small_engine: tuple[str, ...]) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers that a test may kill."""

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from jaxserve.text.chat_template import ChatTemplate
+from jaxserve.text.huggingface_vocabulary import HuggingFaceVocabulary
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
 
 CORPUS = [
@@ -49,7 +50,9 @@ def backend() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_level(backend: tokenizers.Tokenizer) -> Tokenizer:
-    return Tokenizer(backend, ChatTemplate({}, {}), bos_token_id=3, eos_token_ids=(0,))
+    return Tokenizer(
+        HuggingFaceVocabulary(backend), ChatTemplate({}, {}), bos_token_id=3, eos_token_ids=(0,)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +74,9 @@ def byte_fallback() -> Tokenizer:
         ]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(backend, ChatTemplate({}, {}), bos_token_id=1, eos_token_ids=(2,))
+    return Tokenizer(
+        HuggingFaceVocabulary(backend), ChatTemplate({}, {}), bos_token_id=1, eos_token_ids=(2,)
+    )
 
 
 @pytest.fixture

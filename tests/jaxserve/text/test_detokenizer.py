@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -41,34 +42,46 @@ def whole(deltas: Sequence[CompletionDelta]) -> tuple[str, tuple[int, ...], obje
     return "".join(d.text for d in deltas), ids, last.finish_reason, last.stop_reason
 
 
-def cut_at_first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The definition: read until a stop string is complete, and cut before the longest."""
-    for end in range(1, len(text) + 1):
+def cut_at_first_stop(
+    text: str, stop: Sequence[str], hidden: str = "", passed: int = 0
+) -> tuple[str, str | None]:
+    """The definition: read until a stop string is complete, and cut before the longest. Characters
+    of `hidden` aren't shown; stop strings that end within the first `passed` characters are passed
+    over."""
+
+    def shown(part: str) -> str:
+        return "".join(c for c in part if c not in hidden)
+
+    for end in range(passed + 1, len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]
         if complete:
             longest = max(complete, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
+            return shown(text[: end - len(longest)]), longest
+    return shown(text), None
 
 
 @given(id_lists, cuts, st.booleans())
 @example([0xE6], [], False)
-def test_any_chunking_gives_the_text_of_decode(
-    byte_level: Tokenizer, ids: list[int], sizes: list[int], skip: bool
+def test_any_chunking_gives_the_text_of_the_library(
+    backend: tokenizers.Tokenizer,
+    byte_level: Tokenizer,
+    ids: list[int],
+    sizes: list[int],
+    skip: bool,
 ) -> None:
     params = SamplingParams(skip_special_tokens=skip)
     text, out, reason, _ = whole(stream(byte_level, chunks(ids, sizes), params))
-    assert text == byte_level.decode(ids, skip_special_tokens=skip)
+    assert text == backend.decode(ids, skip_special_tokens=skip)
     assert (out, reason) == (tuple(ids), "length")
 
 
 @given(st.text(st.sampled_from("the cats 東京🚀é\n"), max_size=30), cuts)
-def test_byte_fallback_gives_the_text_of_decode(
+def test_byte_fallback_gives_the_text_that_was_encoded(
     byte_fallback: Tokenizer, text: str, sizes: list[int]
 ) -> None:
     ids = byte_fallback.encode(text)
     deltas = stream(byte_fallback, chunks(ids, sizes), SamplingParams())
-    assert whole(deltas)[0] == byte_fallback.decode(ids)
+    assert whole(deltas)[0] == text
     assert not any(REPLACEMENT in d.text for d in deltas)
 
 
@@ -105,6 +118,62 @@ def test_stop_strings_equal_their_definition(
     else:  # ids end with the token that completed the stop string
         assert byte_level.decode(out).startswith(expected + matched)
         assert not byte_level.decode(out[:-1]).startswith(expected + matched)
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=20).map("".join),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    cuts,
+    st.integers(0, 12),
+)
+@example("xab", ["ab", "xabc"], [], 3)
+def test_stop_strings_before_min_tokens_are_passed_over(
+    byte_level: Tokenizer, text: str, stop: list[str], sizes: list[int], min_tokens: int
+) -> None:
+    """Here each character is a token; the one that completes a stop string counts."""
+    ids = [i for c in text for i in byte_level.encode(c)]
+    params = SamplingParams(stop=tuple(stop), min_tokens=min_tokens, max_tokens=50)
+    got, out, _, stop_reason = whole(stream(byte_level, chunks(ids, sizes), params))
+    assert (got, stop_reason) == cut_at_first_stop(text, stop, passed=min_tokens - 1)
+    assert stop_reason is None or len(out) >= min_tokens
+
+
+# Two special tokens in the definition's texts, as single characters.
+MARKS = {"\u0001": "<|user|>", "\u0002": "<|bot|>"}
+
+
+@given(
+    st.text("ab\u0001\u0002", max_size=20),
+    st.lists(st.text("ab\u0001", min_size=1, max_size=3), min_size=1, max_size=3),
+    cuts,
+)
+@example("\u0001a", ["\u0001a"], [1])
+@example("a\u0001b", ["ab", "\u0001\u0001"], [1])
+def test_stop_strings_with_special_tokens(
+    byte_level: Tokenizer, text: str, stop: list[str], sizes: list[int]
+) -> None:
+    """The names of special tokens that aren't shown are searched if a stop string has them; other
+    special tokens don't interrupt a stop string."""
+
+    def written(part: str) -> str:
+        return "".join(MARKS.get(c, c) for c in part)
+
+    ids = [i for c in text for i in byte_level.encode(written(c), add_special_tokens=False)]
+    assert len(ids) == len(text)
+    searched = "\u0001" if "\u0001" in "".join(stop) else ""
+    seen = "".join(c for c in text if c in "ab" + searched)
+    params = SamplingParams(stop=tuple(map(written, stop)))
+    got, _, _, stop_reason = whole(stream(byte_level, chunks(ids, sizes), params))
+    expected, matched = cut_at_first_stop(seen, stop, hidden="\u0001")
+    assert got == expected
+    assert stop_reason == (None if matched is None else written(matched))
+
+
+def test_a_stop_string_that_is_a_special_token_can_be_included(byte_level: Tokenizer) -> None:
+    params = SamplingParams(stop=("<|user|>",), include_stop_str_in_output=True)
+    a = byte_level.encode("a")[0]
+    delta = Detokenizer(byte_level, params).add([a, 2, 1, a])
+    assert delta == CompletionDelta(0, "a<|user|>", (a, 2, 1), "stop", "<|user|>")
 
 
 def test_a_split_character_is_held_back(byte_level: Tokenizer) -> None:

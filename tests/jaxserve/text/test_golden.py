@@ -80,6 +80,6 @@ def test_chats(golden: dict[str, Any], smollm2: Tokenizer) -> None:
 
 
 def test_ends_of_output(smollm2: Tokenizer) -> None:
-    (eos,) = smollm2.eos_token_ids
-    assert smollm2.decode([eos], skip_special_tokens=False) == "<|im_end|>"
+    ends = [smollm2.decode([i], skip_special_tokens=False) for i in smollm2.eos_token_ids]
+    assert ends == ["<|im_end|>", "<|endoftext|>"]
     assert smollm2.vocab_size == 49_152

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxserve.outputs import CompletionDelta, FinishReason
-from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs
 from jaxserve.server.parsers import ParsedDelta
 from jaxserve.server.parsers.answer_parser import AnswerParser
 from jaxserve.server.wire.errors import ApiError
@@ -37,7 +37,7 @@ class ResponseBuilder:
         self,
         response: Response,
         parser: AnswerParser,
-        logprobs: LogprobsWriter,
+        logprobs: ChoiceLogprobs,
         new_call_id: Callable[[], str],
     ) -> None:
         self.response = response

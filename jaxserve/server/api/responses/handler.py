@@ -34,7 +34,9 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     builder = ResponseBuilder(
         empty_response(context, chat.body, chat.params),
         parser,
-        LogprobsWriter(context.client.tokenizer),
+        LogprobsWriter(context.client.tokenizer, chat.params.skip_special_tokens).choice(
+            chat.prompt.ids
+        ),
         context.new_call_id,
     )
 

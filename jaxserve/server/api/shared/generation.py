@@ -28,8 +28,13 @@ def submit(
     params: SamplingParams,
     priority: int = 0,
     cache_salt: str | None = None,
+    echoes_prompt: bool = False,
 ) -> DeltaBatches:
-    """Starts generation for the HTTP request that this task serves."""
+    """Starts generation for the HTTP request that this task serves.
+
+    Args:
+        echoes_prompt: as of EngineClient.stream().
+    """
     record = current_record()
     return context.client.stream(
         prompts,
@@ -37,6 +42,7 @@ def submit(
         request_id=record.id,
         priority=priority,
         cache_salt=record.cache_salt(cache_salt),
+        echoes_prompt=echoes_prompt,
     )
 
 

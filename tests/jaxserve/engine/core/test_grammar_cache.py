@@ -37,7 +37,7 @@ def done(outcome: Grammar | Exception) -> Future[Grammar]:
 @pytest.fixture(scope="module")
 def compiler(tiny_llama: Path) -> GrammarCompiler:
     tokenizer = load_tokenizer(tiny_llama)
-    return GrammarCompiler(tokenizer.backend.to_str(), tokenizer.num_ids, tokenizer.eos_token_ids)
+    return GrammarCompiler(tokenizer.grammar_vocabulary(tokenizer.num_ids))
 
 
 def test_the_least_recently_used_and_the_too_large_are_dropped(compiler: GrammarCompiler) -> None:

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.errors import InvalidRequestError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.server.api.responses.builder import ResponseBuilder
-from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
+from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs, TokenNames
 from jaxserve.server.parsers import TOOL_PARSERS, ThinkTagParser
 from jaxserve.server.parsers.answer_parser import AnswerFormat
 from jaxserve.server.wire.responses.items import to_messages
@@ -23,7 +23,6 @@ from jaxserve.server.wire.responses.response import (
     Response,
     ResponseUsage,
 )
-from jaxserve.text.tokenizer import Tokenizer
 
 WEATHER: Any = {
     "type": "function",
@@ -244,8 +243,8 @@ def built(texts: list[str]) -> tuple[Response, list[dict[str, Any]]]:
         metadata={},
     )
     parser = AnswerFormat(lambda: ThinkTagParser(""), TOOL_PARSERS["hermes"]).new_parser()
-    no_tokenizer = cast(Tokenizer, None)  # there are no logprobs to write
-    builder = ResponseBuilder(blank, parser, LogprobsWriter(no_tokenizer), lambda: "call")
+    no_names = cast(TokenNames, None)  # there are no logprobs to write
+    builder = ResponseBuilder(blank, parser, ChoiceLogprobs(no_names), lambda: "call")
     events = [e for text in texts for e in builder.feed(CompletionDelta(0, text))]
     events += builder.feed(CompletionDelta(0, "", (), "stop"))
     usage = ResponseUsage(1, InputTokensDetails(0), 1, OutputTokensDetails(0), 2)

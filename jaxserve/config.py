@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,11 +22,16 @@ DEFAULT_MODEL = "smollm2-135m"
 
 def cache_dir() -> Path:
     """Where fetched models and compiled programs are kept: $JAXSERVE_CACHE, or jaxserve/ in
-    $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
+    $XDG_CACHE_HOME or ~/.cache; for a user without a home, a folder in the temporary one. It may
+    not exist yet."""
     if own := os.environ.get("JAXSERVE_CACHE"):
         return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "jaxserve"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "jaxserve"
+    try:
+        return Path.home() / ".cache" / "jaxserve"
+    except RuntimeError:  # neither $HOME nor an entry in the password file, as in some containers
+        return Path(tempfile.gettempdir()) / f"jaxserve-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)

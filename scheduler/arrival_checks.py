@@ -36,7 +36,7 @@ def check_length(request: Request, configured: int, limit: int) -> None:
         limit: most tokens of prompt and output: `configured` or, if smaller, what the pool holds.
 
     Raises:
-        RequestTooLongError: the prompt and one output token exceed the limit.
+        RequestTooLongError: the prompt exceeds the limit.
         SchedulerError: the prompt is empty, or max_tokens or n is below 1.
     """
     length = len(request.prompt_token_ids)
@@ -44,11 +44,10 @@ def check_length(request: Request, configured: int, limit: int) -> None:
         raise SchedulerError("a prompt needs at least one token")
     if request.max_tokens < 1 or request.n < 1:
         raise SchedulerError("max_tokens and n must be at least 1")
-    if length >= limit:
+    if length > limit:  # a prompt that fills it has one output token, whose KV is never computed
         why = "" if limit == configured else ", all that the pool holds"
         raise RequestTooLongError(
-            f"a prompt of {length} tokens and an output token exceed the limit of "
-            f"{limit} tokens{why}",
+            f"a prompt of {length} tokens exceeds the limit of {limit} tokens{why}",
             limit,
         )
 

@@ -75,7 +75,7 @@ class Scheduler:
         """Queues a request. Returns its first sample; StepResult brings the others.
 
         Raises:
-            RequestTooLongError: prompt and one output token exceed max_model_len, which is the
+            RequestTooLongError: the prompt exceeds max_model_len, which is the
                 configured one or, if smaller, what the whole block pool holds.
             SchedulerError: the id is in use, the prompt is empty, or a number is out of range.
         """
@@ -83,7 +83,7 @@ class Scheduler:
             raise SchedulerError(f"request id {request.request_id!r} is in use")
         check_length(request, self.config.max_model_len, self.max_model_len)
         length = len(request.prompt_token_ids)
-        limit = min(request.max_tokens, self.max_model_len - length)
+        limit = min(request.max_tokens, max(1, self.max_model_len - length))
         first, *others = self._registry.add_request(request, limit)
         if others:
             self._held[first] = others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -118,14 +119,14 @@ class ServerContext:
     def response_header(self, id_prefix: str) -> dict[str, Any]:
         """The fields of ResponseHeader, but for `object`."""
         return {
-            "id": new_id(id_prefix),
+            "id": new_id(f"{id_prefix}-"),
             "created": int(time.time()),
             "model": self.model_names[0],
             "system_fingerprint": self.fingerprint,
         }
 
     def check_limits(self, params: SamplingParams) -> SamplingParams:
-        """Checks the params against the server's limits, and sets max_tokens if it is limited.
+        """Checks the params against the server's limits.
 
         Raises:
             InvalidRequestError: a value is above its limit.
@@ -142,9 +143,17 @@ class ServerContext:
                 raise InvalidRequestError(
                     f"{name}: this server allows at most {limit}; the request has {value}", name
                 )
-        if params.max_tokens is None and config.max_output_tokens is not None:
-            return replace(params, max_tokens=config.max_output_tokens)
         return params
+
+    def limit_output(
+        self, params: SamplingParams, prompts: Sequence[Sequence[int]]
+    ) -> SamplingParams:
+        """The params with the server's own limit of output tokens, if they have none: never more
+        than the context leaves to the longest prompt."""
+        if params.max_tokens is not None or self.config.max_output_tokens is None:
+            return params
+        left = self.client.max_model_len - max(map(len, prompts))
+        return replace(params, max_tokens=min(self.config.max_output_tokens, left))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.model_names:

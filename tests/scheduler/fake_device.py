@@ -45,7 +45,7 @@ def continue_alone(
         digest = extend(digest, token)
     output = list(output)
     length = len(request.prompt_token_ids)
-    room = max_model_len - length
+    room = max(1, max_model_len - length)  # a prompt that fills it has one token
     while len(output) < min(request.max_tokens, room):
         output.append(sample(digest, seed_of(request, index), len(output)))
         if output[-1] in request.stop_token_ids and len(output) >= request.min_tokens:

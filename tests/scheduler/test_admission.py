@@ -25,16 +25,18 @@ def test_a_prompt_larger_than_the_pool_is_refused_with_the_limit() -> None:
     loop = Loop(make_config(num_blocks=9, max_model_len=1000))
     assert loop.scheduler.max_model_len == 32
     with pytest.raises(RequestTooLongError, match="32 tokens, all that the pool holds") as caught:
-        loop.add_prompt("a", [1] * 32)
+        loop.add_prompt("a", [1] * 33)
     assert caught.value.limit == 32
-    loop.add_prompt("b", [1] * 31)
+    full = loop.add_prompt("b", [1] * 32, max_tokens=5)
     loop.run()
+    assert full.finish_reason == "length"
+    assert len(full.output_token_ids) == 1  # whose KV needs no block
 
 
 def test_a_prompt_longer_than_the_model_is_refused_with_the_limit() -> None:
     loop = Loop(make_config(max_model_len=20))
     with pytest.raises(RequestTooLongError, match=r"limit of 20 tokens$") as caught:
-        loop.add_prompt("a", [1] * 20)
+        loop.add_prompt("a", [1] * 21)
     assert caught.value.limit == 20
     assert not loop.scheduler.has_unfinished
 

@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             read_prefix_cache=reads_cache,
         )
         scheduler, most = self.loop.scheduler, self.loop.config.max_queued_requests
-        if len(request.prompt_token_ids) >= scheduler.max_model_len:
+        if len(request.prompt_token_ids) > scheduler.max_model_len:
             with pytest.raises(RequestTooLongError):
                 self.loop.add(request)
         elif most is not None and len(scheduler._waiting) >= most:

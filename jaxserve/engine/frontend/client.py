@@ -184,17 +184,22 @@ class EngineClient:
         await self._dead.wait()
 
     def prepare(
-        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        add_special_tokens: bool = True,
+        generates: bool = True,
     ) -> list[int]:
-        """Token ids of a prompt, validated but not submitted.
+        """Token ids of a prompt, validated but not submitted. stream() takes them as they are.
 
         Args:
             add_special_tokens: put BOS (and EOS) around a text where the model's files say so.
+            generates: whether output tokens are wanted; without, a prompt may fill the context.
 
         Raises:
             InvalidRequestError: what generate() would refuse.
         """
-        return self._validator.prompt_ids(prompt, params, add_special_tokens)
+        return self._validator.prompt_ids(prompt, params, add_special_tokens, generates)
 
     async def generate(
         self,
@@ -251,7 +256,9 @@ class EngineClient:
                 "priority needs a server with --scheduling-policy priority; leave it out",
                 "priority",
             )
-        several = [self._validator.prompt_ids(prompt, params) for prompt in prompts]
+        several = [
+            self._validator.prompt_ids(prompt, params, generates=not pool) for prompt in prompts
+        ]
         self._check_alive()
         self._expect_messages()
         queue = DeltaQueue(len(several))

@@ -141,7 +141,7 @@ class LLM:
         params = SamplingParams(temperature=0, max_tokens=1)
         collectors = {}
         for prompt in _several(prompts):
-            ids = self._validator.prompt_ids(prompt, params)
+            ids = self._validator.prompt_ids(prompt, params, generates=False)
             collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, params, self)
         self._run(collectors, pool=True)
         vectors = [collector.deltas[0][-1].embedding for collector in collectors.values()]

@@ -15,6 +15,10 @@ from jaxserve.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 
 
+class ValidatedPrompt(list[int]):
+    """Token ids that RequestValidator.prompt_ids() has validated, and needn't validate again."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestValidator:
     """Validates requests against one engine's limits.
@@ -31,16 +35,24 @@ class RequestValidator:
     seeds: random.Random
 
     def prompt_ids(
-        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool = True
-    ) -> list[int]:
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        add_special_tokens: bool = True,
+        generates: bool = True,
+    ) -> ValidatedPrompt:
         """Token ids of a prompt that the engine can serve with these params.
 
         Args:
+            prompt: what was validated before is returned as it is.
             add_special_tokens: as of Tokenizer.encode(); only for text.
+            generates: whether output tokens are wanted; without, a prompt may fill the context.
 
         Raises:
             InvalidRequestError: the prompt is empty or too long, or has ids outside the vocabulary.
         """
+        if isinstance(prompt, ValidatedPrompt):
+            return prompt
         if isinstance(prompt, str):
             self._check_length(prompt, params)
             ids = self.tokenizer.encode(prompt, add_special_tokens)
@@ -56,18 +68,18 @@ class RequestValidator:
                 f"the prompt holds token id {bad}; ids must be from 0 to {self.vocab_size - 1}",
                 "prompt",
             )
-        if len(ids) >= self.max_model_len:
+        if len(ids) > self.max_model_len - generates:
+            needs = ", and the output needs one" if generates else ""
+            raise self._too_long(f"the prompt has {len(ids)}{needs}: shorten the prompt")
+        wanted = params.max_tokens if generates else None
+        if wanted is not None and len(ids) + wanted > self.max_model_len:
             raise self._too_long(
-                f"the prompt has {len(ids)}, and the output needs one: shorten the prompt"
-            )
-        if params.max_tokens is not None and len(ids) + params.max_tokens > self.max_model_len:
-            raise self._too_long(
-                f"the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten the "
+                f"the prompt has {len(ids)} and max_tokens is {wanted}: shorten the "
                 "prompt or lower max_tokens",
                 "max_tokens",
             )
         params.check_vocabulary(min(self.vocab_size, self.tokenizer.num_ids))
-        return ids
+        return ValidatedPrompt(ids)
 
     def _check_length(self, text: str, params: SamplingParams) -> None:
         """Refuses, before it is tokenized, a text that is too long even in the longest tokens."""

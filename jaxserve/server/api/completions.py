@@ -79,7 +79,8 @@ def tokenize(
             "prompt",
         )
     special = body.add_special_tokens is not False
-    return [context.client.prepare(prompt, params, special) for prompt in prompts]
+    generates = not body.only_echo
+    return [context.client.prepare(prompt, params, special, generates) for prompt in prompts]
 
 
 def _check_echo_size(

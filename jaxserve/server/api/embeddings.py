@@ -97,7 +97,7 @@ def _tokenize(
         raise InvalidRequestError(f"input takes at most {MAX_INPUTS} texts", "input")
     special = body.add_special_tokens is not False
     try:
-        return [context.client.prepare(prompt, params, special) for prompt in prompts]
+        return [context.client.prepare(prompt, params, special, False) for prompt in prompts]
     except InvalidRequestError as error:
         param = "input" if error.param in ("prompt", "max_tokens") else error.param
         raise InvalidRequestError(str(error), param, error.code) from None

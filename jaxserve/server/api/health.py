@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE_LATEST
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 
 import jaxserve
 from jaxserve.server.api.shared.json_body import json_response
@@ -14,6 +16,7 @@ from jaxserve.server.wire.errors import unavailable
 
 # One step may take longer than the engine's loop may be silent: this many times stall_timeout.
 STEP_STALLS = 10
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Health(msgspec.Struct):
@@ -67,8 +70,13 @@ async def metrics(request: web.Request) -> web.Response:
     collected = context.worker_registry.collect()
     if context.workers:
         collected = await context.workers.metrics(collected)
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    body = encode(_MetricList([*context.engine_registry.collect(), *collected]))
+    families = _MetricList([*context.engine_registry.collect(), *collected])
+    if "application/openmetrics-text" in request.headers.get("Accept", ""):
+        # vLLM's names have colons, which prometheus_client would replace in this format.
+        body = openmetrics.generate_latest(families, escaping=openmetrics.ALLOWUTF8)
+        content_type = OPENMETRICS_TYPE
+    else:
+        body, content_type = generate_latest(families), CONTENT_TYPE_LATEST
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

@@ -50,8 +50,14 @@ class RequestRecord:
 
     @classmethod
     def of(cls, request: web.Request) -> RequestRecord:
-        given = request.headers.get(ID_HEADER, "")
-        return cls(given if _VALID_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
+        record = cls(f"req-{uuid.uuid4().hex}")
+        record.rename(request.headers.get(ID_HEADER))
+        return record
+
+    def rename(self, name: str | None) -> None:
+        """Takes the client's own id for the request, if it is a valid one."""
+        if name is not None and _VALID_ID.fullmatch(name):
+            self.id = name
 
     def cache_salt(self, own: str | None = None) -> str | None:
         """The salt of the request's prefix cache entries; it shares text only with equal salts.

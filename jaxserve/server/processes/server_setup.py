@@ -32,6 +32,7 @@ from jaxserve.server.wire.errors import BadHttpFilter
 FLUSH_SECONDS = 2.0
 BACKLOG = 1024
 HEAD_TIMEOUT_S = 60.0
+MAX_HEADER_BYTES = 65_536  # of one header, and of the request line
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,12 @@ async def _listening(
     app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[web.BaseSite]:
     runner = _AppRunner(
-        app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS, access_log=None
+        app,
+        handler_cancellation=True,
+        shutdown_timeout=FLUSH_SECONDS,
+        access_log=None,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
     )
     try:
         await runner.setup()

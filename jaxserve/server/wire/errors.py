@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 1
 
 
+# Characters of an error that quotes what the client has sent.
+MAX_MESSAGE, MAX_PARAM = 1000, 200
+
+
 @dataclass(eq=False)
 class ApiError(Exception):
     """A failure as the client sees it.
@@ -44,9 +48,9 @@ class ApiError(Exception):
         return msgspec.json.encode(
             {
                 "error": {
-                    "message": self.message,
+                    "message": _cut(self.message, MAX_MESSAGE),
                     "type": self.type,
-                    "param": self.param,
+                    "param": self.param and _cut(self.param, MAX_PARAM),
                     "code": self.code,
                 }
             }
@@ -59,6 +63,10 @@ class ApiError(Exception):
             content_type="application/json",
             headers=self.headers,
         )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def as_api_error(error: Exception) -> ApiError:

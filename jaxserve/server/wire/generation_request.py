@@ -92,6 +92,7 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
     own records. They don't change the response.
 
     Args:
+        request_id: a name for logs, as X-Request-Id is, which it replaces.
         priority: lower runs first, on a server that schedules by priority.
         cache_salt: only requests with the same salt share cached text.
         return_token_ids: add the token ids of the prompt and of each choice to the response.
@@ -140,6 +141,7 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
+    request_id: str | None = None
 
     def check(self) -> None:
         check_scheduling(self.priority, self.cache_salt)
@@ -241,7 +243,6 @@ GENERATION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "request_id": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "vllm_xargs": ({},),

@@ -11,8 +11,8 @@ from jaxserve.outputs import CompletionDelta
 
 
 def new_id(prefix: str) -> str:
-    """An id in OpenAI's form, such as chatcmpl-..."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """An id in OpenAI's form. Args: prefix: with its separator, such as "chatcmpl-" or "msg_"."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 class ResponseHeader(msgspec.Struct, kw_only=True):
@@ -31,30 +31,47 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
+    """Args: completion_tokens_details: only of chat completions."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
 class TokenCount:
-    """Tokens of a request so far: of its prompts, of its outputs, and of its prompts in the prefix
-    cache."""
+    """Tokens of a request so far.
+
+    Args:
+        prompt, completion: of its prompts and of its outputs.
+        cached: of its prompts, those in the prefix cache.
+        reasoning: of its outputs, those of reasoning; None if outputs aren't parsed for it.
+    """
 
     prompt: int
     completion: int = 0
     cached: int = 0
+    reasoning: int | None = None
 
     def add(self, delta: CompletionDelta) -> None:
         self.completion += len(delta.token_ids)
         self.cached += delta.cached_tokens or 0
 
     def usage(self) -> Usage:
-        return Usage(
+        usage = Usage(
             self.prompt,
             self.completion,
             self.prompt + self.completion,
             PromptTokensDetails(self.cached),
         )
+        if self.reasoning is not None:
+            reasoning = min(self.reasoning, self.completion)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+        return usage

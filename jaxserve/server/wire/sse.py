@@ -21,7 +21,23 @@ _HEADERS = {
 DONE = b"data: [DONE]\n\n"
 # A client that reads nothing for so long is disconnected; its request is aborted.
 WRITE_TIMEOUT_S = 120.0
-_encode = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+# Some readers of lines break at these characters, which JSON may hold as they are: NEL, and
+# Unicode's separators of lines and paragraphs.
+_LINE_BREAKS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+
+
+def _encode(message: Any) -> bytes:
+    """A message as JSON without any character that ends a line."""
+    data = _encode_json(message)
+    for character, escape in _LINE_BREAKS:
+        if character in data:
+            data = data.replace(character, escape)
+    return data
 
 
 def event(message: msgspec.Struct | dict[str, Any]) -> bytes:

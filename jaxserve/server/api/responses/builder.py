@@ -64,7 +64,7 @@ class ResponseBuilder:
     def end(self, usage: ResponseUsage) -> Iterator[bytes]:
         """Completes the response after its choice has ended."""
         if not self.response.output:
-            yield from self._open(MessageItem(id=new_id("msg")))
+            yield from self._open(MessageItem(id=new_id("msg_")))
         response = self.response
         response.usage = usage
         response.completed_at = int(time.time())
@@ -83,15 +83,15 @@ class ResponseBuilder:
         match parsed.kind:
             case "content":
                 if not isinstance(self._item, MessageItem):
-                    yield from self._open(MessageItem(id=new_id("msg")))
+                    yield from self._open(MessageItem(id=new_id("msg_")))
                 yield self._add_text(parsed.text)
             case "reasoning":
                 if not isinstance(self._item, ReasoningItem):
-                    yield from self._open(ReasoningItem(id=new_id("rs")))
+                    yield from self._open(ReasoningItem(id=new_id("rs_")))
                 yield self._add_reasoning(parsed.text)
             case "call":
                 call_id = self._new_call_id()
-                item = FunctionCallItem(id=new_id("fc"), call_id=call_id, name=parsed.text)
+                item = FunctionCallItem(id=new_id("fc_"), call_id=call_id, name=parsed.text)
                 yield from self._open(item)
             case "arguments":
                 assert isinstance(self._item, FunctionCallItem)

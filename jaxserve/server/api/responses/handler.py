@@ -12,6 +12,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.responses.builder import ResponseBuilder
 from jaxserve.server.api.shared import generation
 from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation
+from jaxserve.server.api.shared.generation import count_reasoning
 from jaxserve.server.api.shared.json_body import json_response
 from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
 from jaxserve.server.api.shared.start_chat import start_chat
@@ -41,7 +42,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     )
 
     def end() -> Iterator[bytes]:
-        return builder.end(count_usage(context, count, parser.reasoning))
+        count.reasoning = count_reasoning(context, [parser])
+        return builder.end(response_usage(count))
 
     if chat.body.stream:
         return await generation.stream(
@@ -73,7 +75,7 @@ def empty_response(
     """The response before any output."""
     text = msgspec.to_builtins(body.text) if body.text else {}
     return Response(
-        id=new_id("resp"),
+        id=new_id("resp_"),
         created_at=int(time.time()),
         model=context.model_names[0],
         instructions=body.instructions,
@@ -93,14 +95,11 @@ def empty_response(
     )
 
 
-def count_usage(context: ServerContext, count: TokenCount, reasoning: str) -> ResponseUsage:
-    """The `usage` of a response. Args: reasoning: its text, which is tokenized to count it."""
-    tokenizer = context.client.tokenizer
-    tokens = tokenizer.encode(reasoning, add_special_tokens=False) if reasoning else ()
+def response_usage(count: TokenCount) -> ResponseUsage:
     return ResponseUsage(
         count.prompt,
         InputTokensDetails(count.cached),
         count.completion,
-        OutputTokensDetails(min(len(tokens), count.completion)),
+        OutputTokensDetails(min(count.reasoning or 0, count.completion)),
         count.prompt + count.completion,
     )

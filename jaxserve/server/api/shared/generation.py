@@ -14,6 +14,7 @@ from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.context import ServerContext
 from jaxserve.server.observability.request_log import current_record
+from jaxserve.server.parsers.answer_parser import AnswerParser
 from jaxserve.server.wire.errors import ApiError
 from jaxserve.server.wire.generation_request import GenerationRequest
 from jaxserve.server.wire.response_fields import TokenCount, Usage
@@ -38,7 +39,7 @@ def submit(
     record = current_record()
     return context.client.stream(
         prompts,
-        params,
+        context.limit_output(params, prompts),
         request_id=record.id,
         priority=priority,
         cache_salt=record.cache_salt(cache_salt),
@@ -112,6 +113,13 @@ async def stream(
             await events.write(b"".join(written))
         await events.end(b"".join(last_events()))
     return events.response
+
+
+def count_reasoning(context: ServerContext, choices: Iterable[AnswerParser]) -> int:
+    """Tokens of the reasoning that was found in choices; its text is tokenized to count them."""
+    encode = context.client.tokenizer.encode
+    texts = [choice.reasoning for choice in choices if choice.reasoning]
+    return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
 
 def chunk_usage(

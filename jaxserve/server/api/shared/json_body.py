@@ -39,7 +39,9 @@ async def read_body(
     body = await read_json(request)
     if request.app[SERVER_CONTEXT].config.log_prompts:
         request[RECORD].body = body
-    return parse(body, into, unsupported)
+    parsed = parse(body, into, unsupported)
+    request[RECORD].rename(getattr(parsed, "request_id", None))
+    return parsed
 
 
 async def run_off_loop(

@@ -1,0 +1,176 @@
+"""Numbers of any size, prompts that fill the context, names and characters that clients choose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+LIMIT = aiohttp.ClientTimeout(total=120)  # only against hanging
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+CONTEXT = 1024  # of the tiny server; one token a byte
+
+
+async def post(server: Any, path: str, data: Any, **headers: str) -> tuple[int, Any, Any]:
+    raw = data if isinstance(data, bytes) else json.dumps({"model": "tiny", **data}).encode()
+    async with (
+        aiohttp.ClientSession(server.url, timeout=LIMIT, max_field_size=10**6) as http,
+        http.post(path, data=raw, headers={"Content-Type": "application/json", **headers}) as got,
+    ):
+        text = await got.text()
+        return got.status, json.loads(text) if text.startswith("{") else text, got.headers
+
+
+@pytest.mark.parametrize("number", ["9" * 401, "-" + "9" * 30, "1e400"])
+@pytest.mark.parametrize("field", ["max_tokens", "seed", "n", "top_k", "priority", "temperature"])
+async def test_numbers_of_any_length_are_refused_by_name(
+    tiny_server: Any, field: str, number: str
+) -> None:
+    body = json.dumps({"model": "tiny", **CHAT, field: "NUMBER"}).replace('"NUMBER"', number)
+    status, answer, _ = await post(tiny_server, "/v1/chat/completions", body.encode())
+    assert status == 400
+    assert answer["error"]["message"]
+
+
+async def test_digits_in_texts_are_no_numbers(tiny_server: Any) -> None:
+    chat = CHAT | {"messages": [{"role": "user", "content": "9" * 401}], "seed": 2**63 - 1}
+    status, _, _ = await post(tiny_server, "/v1/chat/completions", chat)
+    assert status == 200
+
+
+async def test_errors_quote_no_more_than_a_line(tiny_server: Any) -> None:
+    status, answer, _ = await post(tiny_server, "/v1/completions", {"prompt": "x", "y" * 10**6: 1})
+    assert status == 400
+    assert len(json.dumps(answer)) < 2000
+
+
+async def test_a_prompt_that_fills_the_context_is_served_where_nothing_is_generated(
+    tiny_server: Any,
+) -> None:
+    _, counted, _ = await post(tiny_server, "/tokenize", {"prompt": "x"})
+    full = "x" * (CONTEXT - (counted["count"] - 1))
+    for path, body in (
+        ("/v1/embeddings", {"input": full}),
+        ("/v1/completions", {"prompt": full, "echo": True, "max_tokens": 0}),
+    ):
+        status, answer, _ = await post(tiny_server, path, body)
+        assert status == 200, answer
+        assert answer["usage"]["prompt_tokens"] == CONTEXT
+        key = "input" if "input" in body else "prompt"
+        status, answer, _ = await post(tiny_server, path, body | {key: full + "x"})
+        assert status == 400
+        assert answer["error"]["code"] == "context_length_exceeded"
+    assert answer["error"]["param"] == "prompt"
+    status, answer, _ = await post(tiny_server, "/v1/completions", {"prompt": full})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.slow
+async def test_the_servers_own_limit_of_outputs_is_clamped(start_tiny: Any) -> None:
+    server = start_tiny("--max-output-tokens", "48", "--max-model-len", "64")
+    for length in (1, 20):
+        messages = [{"role": "user", "content": "x" * length}]
+        asked = {"messages": messages, "ignore_eos": True}
+        status, answer, _ = await post(server, "/v1/chat/completions", asked)
+        assert status == 200
+        usage = answer["usage"]
+        assert usage["completion_tokens"] == min(48, 64 - usage["prompt_tokens"])
+    assert usage["completion_tokens"] < 48
+
+
+async def test_a_request_id_in_the_body_is_taken(tiny_server: Any) -> None:
+    named = CHAT | {"request_id": "mine-1"}
+    answers = await asyncio.gather(
+        *(post(tiny_server, "/v1/chat/completions", named) for _ in range(2))
+    )
+    assert [(status, headers["X-Request-Id"]) for status, _, headers in answers] == [
+        (200, "mine-1")
+    ] * 2
+
+
+async def test_a_model_needs_no_name_where_one_is_served(tiny_server: Any) -> None:
+    status, answer, _ = await post(tiny_server, "/v1/chat/completions", json.dumps(CHAT).encode())
+    assert (status, answer["model"]) == (200, "tiny")
+
+
+async def test_streamed_events_hold_no_character_that_ends_a_line(tiny_server: Any) -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    body = CHAT | {"model": "tiny", "stream": True, "max_tokens": 40, "guided_choice": [text]}
+    async with (
+        aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+        http.post("/v1/chat/completions", json=body) as response,
+    ):
+        data = (await response.read()).decode()
+    events = [line.removeprefix("data: ") for line in data.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == text
+
+
+async def test_large_headers_are_served(tiny_server: Any) -> None:
+    status, _, _ = await post(tiny_server, "/v1/chat/completions", CHAT, Cookie="c" * 12_288)
+    assert status == 200
+
+
+async def test_the_prompt_ids_of_best_of_are_the_choices_own(tiny_server: Any) -> None:
+    asked = {"prompt": ["a", "b"], "best_of": 2, "return_token_ids": True, "max_tokens": 2}
+    status, answer, _ = await post(tiny_server, "/v1/completions", asked | {"temperature": 1})
+    assert status == 200
+    for choice, text in zip(answer["choices"], "ab", strict=True):
+        _, tokens, _ = await post(tiny_server, "/tokenize", {"prompt": text})
+        assert choice["prompt_token_ids"] == tokens["tokens"]
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain",
+        "application/openmetrics-text;version=1.0.0",
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    ],
+)
+async def test_metrics_keep_their_colons_in_every_format(tiny_server: Any, accept: str) -> None:
+    async with (
+        aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+        http.get("/metrics", headers={"Accept": accept}) as response,
+    ):
+        text = await response.text()
+        wanted = "openmetrics" if "openmetrics" in accept else "text/plain"
+        assert wanted in response.headers["Content-Type"]
+    assert "vllm_" not in text
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert "vllm:num_requests_running" in names
+
+
+async def test_reasoning_is_counted(tiny_server: Any) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 40,
+        "chat_template_kwargs": {"deep": True},
+    }
+    status, answer, _ = await post(tiny_server, "/v1/chat/completions", asked)
+    assert status == 200
+    details = answer["usage"]["completion_tokens_details"]
+    reasoning = answer["choices"][0]["message"].get("reasoning") or ""
+    _, counted, _ = await post(
+        tiny_server, "/tokenize", {"prompt": reasoning, "add_special_tokens": False}
+    )
+    assert details["reasoning_tokens"] == min(
+        counted["count"], answer["usage"]["completion_tokens"]
+    )
+    assert details["reasoning_tokens"] > 0
+
+
+async def test_ids_of_a_response_have_openais_prefixes(tiny_server: Any) -> None:
+    status, answer, _ = await post(
+        tiny_server, "/v1/responses", {"input": "x", "max_output_tokens": 4}
+    )
+    assert status == 200
+    assert answer["id"].startswith("resp_")
+    prefixes = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+    assert answer["output"]
+    assert all(item["id"].startswith(prefixes[item["type"]]) for item in answer["output"])

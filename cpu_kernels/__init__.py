@@ -47,11 +47,12 @@ def _cache_folder() -> str:
 
 # Numba reads the setting when it decorates a function, so it is set only while the kernels load.
 _original_folder, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
-from cpu_kernels.thread_pool import ATTENTION, LINEAR  # noqa: E402
+from cpu_kernels.thread_pool import ATTENTION, LINEAR, STORED_LINEAR  # noqa: E402
+from cpu_kernels.widen import BLOCKS, KINDS  # noqa: E402
 
 numba.config.CACHE_DIR = _original_folder
 
-CUSTOM_CALLS = (ATTENTION, LINEAR)
+CUSTOM_CALLS = (ATTENTION, LINEAR, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
 
@@ -74,6 +75,35 @@ def linear(x: jax.Array, w: jax.Array) -> jax.Array:
         raise ValueError(f"x must be [T, I] and w [O, I]; got {x.shape} and {w.shape}")
     shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(LINEAR, shape)(x, w)
+
+
+def stored_linear(x: jax.Array, blocks: jax.Array, kind: str) -> jax.Array:
+    """x @ w.T with w in GGML's blocks: bit for bit what `linear` gives for w widened.
+
+    Args:
+        x: [T, I] float32. Trailing rows of zeros take almost no time.
+        blocks: [O, N, bytes] uint8, each row of N blocks.
+        kind: GGML's name of the type of the blocks, as Q4_K.
+
+    Returns:
+        [T, O] float32.
+
+    Raises:
+        ValueError: other dtypes or shapes, or a kind that isn't supported.
+    """
+    if kind not in BLOCKS:
+        raise ValueError(f"blocks of kind {kind} aren't supported; {', '.join(BLOCKS)} are")
+    values, size = BLOCKS[kind]
+    if x.dtype != jnp.float32 or blocks.dtype != jnp.uint8:
+        raise ValueError(f"x must be float32 and blocks uint8; got {x.dtype} and {blocks.dtype}")
+    count = x.shape[-1] // values
+    if x.ndim != 2 or blocks.shape[1:] != (count, size) or count * values != x.shape[1]:
+        raise ValueError(
+            f"x must be [T, I] and blocks [O, I / {values}, {size}]; got {x.shape} and "
+            f"{blocks.shape}"
+        )
+    shape = jax.ShapeDtypeStruct((x.shape[0], blocks.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, blocks, np.array([KINDS[kind]], np.int32))
 
 
 def attention(

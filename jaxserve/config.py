@@ -45,7 +45,7 @@ class EngineConfig:
             (bfloat16 matmuls are several times slower there).
         weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
             in each step, "widened" widens them when they are loaded; "auto" is stored on a GPU and
-            widened on a CPU, where that is faster. Both give the same numbers.
+            widened on a CPU. Both give the same numbers.
         quantization: quantise the layers' matrices of a checkpoint of floats when they are loaded:
             "fp8" (products' inputs too), "int8", or "int4" in groups of 128.
         kv_cache_dtype: of keys and values in the KV cache: "auto" is dtype; with "fp8_e4m3" or

@@ -90,6 +90,7 @@ class DeviceInfo:
         return "float32" if self.on_cpu else "bfloat16"
 
     def keeps_stored(self, config: EngineConfig) -> bool:
-        """Whether quantised weights stay as they are stored. On a CPU a step that widens them
-        takes longer than one that reads float32."""
+        """Whether quantised weights stay as they are stored. On a CPU a step with them isn't
+        faster than one that reads float32, and slower if they aren't GGUF's (docs/quantization.md).
+        """
         return config.weights == "stored" or (config.weights == "auto" and not self.on_cpu)

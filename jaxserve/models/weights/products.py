@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxserve.models.weights.gguf_blocks import GGUFBlocks
 from jaxserve.models.weights.weight import Joined, Matrix, Stored, Weight, widened
 
 
@@ -25,6 +26,9 @@ def linear(x: jax.Array, weight: Matrix, dtype: jnp.dtype | None = None) -> jax.
         outputs = weight.outputs
         if weight.rounding is not None:
             rows = weight.rounding.round(rows, weight.arrays.get("input_scale"))
+        if _is_read_in_blocks(weight, x.dtype):
+            product = _in_blocks(rows, weight).astype(dtype or x.dtype)
+            return product.reshape(len(x), *outputs)
         kernel = widened(weight, x.dtype)
     else:
         outputs, kernel = weight.shape[: weight.ndim - x.ndim + 1], weight
@@ -43,6 +47,20 @@ def _dense(
 
     product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
     return product.astype(dtype or x.dtype)
+
+
+def _is_read_in_blocks(weight: Weight, dtype: jnp.dtype) -> bool:
+    """Whether the CPU kernels read a weight as it is stored."""
+    on_cpu = jax.default_backend() == "cpu"
+    return on_cpu and isinstance(weight.scheme, GGUFBlocks) and dtype == jnp.float32
+
+
+def _in_blocks(x: jax.Array, weight: Weight) -> jax.Array:  # [T, I] -> [T, O]
+    import cpu_kernels
+
+    assert isinstance(weight.scheme, GGUFBlocks)
+    blocks = weight.arrays["blocks"]
+    return cpu_kernels.stored_linear(x, blocks.reshape(-1, *blocks.shape[-2:]), weight.scheme.kind)
 
 
 def take(table: Matrix, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -127,16 +127,31 @@ class GrammarState:
 
 
 class _LLGuidanceTokens:
-    """A vocabulary with the names by which llguidance's TokenizerWrapper reads it."""
+    """A vocabulary with the names by which llguidance's TokenizerWrapper reads it.
+
+    llguidance encodes text that a grammar forces, and then allows no other tokens. An encoder may
+    change or lose characters; the tokens of that text are then found one by one, the longest first.
+
+    longest_first: that other encoder, which leaves out bytes that no token has.
+    """
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self.tokens = vocabulary.tokens
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id, self.bos_token_id = vocabulary.eos_ids[0], None
+        self._special = frozenset(vocabulary.special_ids)
         self._encode = vocabulary.encoder.build()
+        self.longest_first: Callable[[str], list[int]] = lambda text: []
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        if isinstance(text, bytes):
+            text = text.decode()
+        for encode in (self._encode, self.longest_first):
+            ids = encode(text)
+            written = b"".join(self.tokens[i] for i in ids)
+            if written == text.encode() and self._special.isdisjoint(ids):
+                return ids
+        return []  # no tokens write it
 
 
 class GrammarCompiler:
@@ -155,11 +170,13 @@ class GrammarCompiler:
             )
         self._words = mask_words(vocabulary.num_logits)
         self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
+        tokens = _LLGuidanceTokens(vocabulary)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_LLGuidanceTokens(vocabulary)),
+            TokenizerWrapper(tokens),
             n_vocab=vocabulary.num_logits,
             eos_token=vocabulary.eos_ids,
         )
+        tokens.longest_first = self._tokenizer.greedy_tokenize
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Raises InvalidRequestError for what llguidance refuses, with its message."""

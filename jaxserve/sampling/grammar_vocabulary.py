@@ -31,6 +31,7 @@ class GrammarEncoder(msgspec.Struct, frozen=True):
 
         assert self.tokenizer_json is not None
         backend = Tokenizer.from_str(self.tokenizer_json)
+        backend.encode_special_tokens = True  # as text, which isn't found to be a special token
         return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 

@@ -50,6 +50,8 @@ class Conversation:
         messages: in the template's form.
         extra: further arguments of the template, from chat_template_kwargs.
         fields: arguments that are fields of the request; None for those that are absent.
+        answers_by_schema: the output follows a response format, so nothing in it is a call, unless
+            a call is required, which comes before the format.
         continue_final: the answer continues the last message's text.
     """
 
@@ -59,6 +61,7 @@ class Conversation:
     fields: dict[str, Any]
     add_generation_prompt: bool = True
     continue_final: bool = False
+    answers_by_schema: bool = False
 
     def text(self, context: ServerContext) -> str:
         """The text that the chat template makes of it."""
@@ -95,12 +98,13 @@ class Conversation:
             think, before = ThinkTagParser, ""
         answer_format = AnswerFormat(
             reasoning=partial(think, before) if think else None,
-            tools=_tool_parser(self.tools, context.tool_parser),
+            tools=None if self.answers_by_schema else _tool_parser(self.tools, context.tool_parser),
             show_reasoning=show_reasoning,
             parallel_calls=self.tools.parallel,
             calls_finish=self.tools.named is None,
         )
-        calls = context.tool_parser if self.tools.mode == "auto" else None
+        reads_calls = self.tools.mode == "auto" and not self.answers_by_schema
+        calls = context.tool_parser if reads_calls else None
         markers = (think.markers if think else ()) + (calls.markers if calls else ())
         keep_special_tokens = any(map(context.client.tokenizer.is_special, markers))
         return ChatPrompt(ids, answer_format, keep_special_tokens)
@@ -156,7 +160,12 @@ def chat_conversation(body: ChatCompletionRequest) -> Conversation:
         fields,
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
+        _has_schema(body) and body.tool_use().mode == "auto",
     )
+
+
+def _has_schema(body: ChatCompletionRequest) -> bool:
+    return body.response_format is not None and body.response_format.type != "text"
 
 
 def _tool_parser(
@@ -167,17 +176,16 @@ def _tool_parser(
     Args:
         model_parser: parses calls in the model's own format.
     """
+    names = [function.name for function in tools.functions]
     match tools.mode:
         case "none":
             return None
         case "auto":
-            return model_parser
+            return None if model_parser is None else partial(model_parser, names)
         case "required":  # the format of the grammar that ToolUse.structured_params() sets
-            return (
-                RequiredCallsParser
-                if tools.named is None
-                else partial(NamedCallParser, tools.named)
-            )
+            if tools.named is None:
+                return partial(RequiredCallsParser, names)
+            return partial(NamedCallParser, tools.named)
 
 
 def _truncate_after(text: str, final: str) -> str:

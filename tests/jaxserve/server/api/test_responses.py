@@ -242,7 +242,9 @@ def built(texts: list[str]) -> tuple[Response, list[dict[str, Any]]]:
         parallel_tool_calls=True,
         metadata={},
     )
-    parser = AnswerFormat(lambda: ThinkTagParser(""), TOOL_PARSERS["hermes"]).new_parser()
+    parser = AnswerFormat(
+        lambda: ThinkTagParser(""), lambda: TOOL_PARSERS["hermes"](["f"])
+    ).new_parser()
     no_names = cast(TokenNames, None)  # there are no logprobs to write
     builder = ResponseBuilder(blank, parser, ChoiceLogprobs(no_names), lambda: "call")
     events = [e for text in texts for e in builder.feed(CompletionDelta(0, text))]

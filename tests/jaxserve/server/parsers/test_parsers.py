@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
 from typing import get_args, get_type_hints
 
@@ -20,6 +21,7 @@ from jaxserve.server.parsers import (
     TextParser,
 )
 
+NAMES = ("f", "g")  # of the tools that are offered
 Parts = tuple[str, str, list[tuple[str, str]]]
 
 
@@ -43,6 +45,9 @@ def parts(parser: TextParser, texts: Iterable[str]) -> Parts:
 CALL = '{"name": "f", "arguments": {"a": "}<x>\\"", "b": [1, {"c": 2}]}}'
 ARGUMENTS = '{"a": "}<x>\\"", "b": [1, {"c": 2}]}'
 OTHER = '{"arguments": {"x": 1}, "name": "g"}'
+
+UNKNOWN = '{"name": "unknown", "arguments": {}}'
+EMPTY = '{"name": "", "arguments": {}}'
 
 TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "Hello <b>", "Hello <b>", []),
@@ -89,6 +94,30 @@ TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("f", ARGUMENTS), ("g", "{}")],
     ),
     ("mistral", "[TOOL_CALLS]what", "[TOOL_CALLS]what", []),
+    # Text that is no call is kept to the last character.
+    ("hermes", "see \n<tool_call> tag", "see \n<tool_call> tag", []),
+    ("hermes", "a <tool_call>  b <tool_call>", "a <tool_call>  b <tool_call>", []),
+    ("hermes", 'a\n<tool_call> {"name": "f", "arg', 'a\n<tool_call> {"name": "f", "arg', []),
+    ("mistral", "[TOOL_CALLS][1, 2] x", "[TOOL_CALLS][1, 2] x", []),
+    ("mistral", "Hm. [TOOL_CALLS] [", "Hm. [TOOL_CALLS] [", []),
+    ("mistral", '[TOOL_CALLS] [{"a": 1}, 2]', '[TOOL_CALLS] [{"a": 1}, 2]', []),
+    ("llama3_json", '<|python_tag|> {"a": 1} b', '<|python_tag|> {"a": 1} b', []),
+    ("mistral", f'[TOOL_CALLS][{CALL}, {{"na', ', {"na', [("f", ARGUMENTS)]),
+    # A call is an offered tool's.
+    ("hermes", f"<tool_call>{UNKNOWN}</tool_call>", f"<tool_call>{UNKNOWN}</tool_call>", []),
+    ("hermes", f"<tool_call>{EMPTY}</tool_call>", f"<tool_call>{EMPTY}</tool_call>", []),
+    ("llama3_json", '{"name": "Ada"}', '{"name": "Ada"}', []),
+    ("llama3_json", UNKNOWN, UNKNOWN, []),
+    ("mistral", "[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS]x[ARGS]{}", []),
+    # Its arguments are an object's JSON.
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        [],
+    ),
 ]
 
 
@@ -96,8 +125,8 @@ TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 def test_what_a_tool_parser_finds(
     name: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert parts(TOOL_PARSERS[name](), [text]) == ("", content, calls)
-    assert parts(TOOL_PARSERS[name](), text) == ("", content, calls)  # character by character
+    assert parts(TOOL_PARSERS[name](NAMES), [text]) == ("", content, calls)
+    assert parts(TOOL_PARSERS[name](NAMES), text) == ("", content, calls)  # character by character
 
 
 @pytest.mark.parametrize(
@@ -125,15 +154,19 @@ def test_what_a_reasoning_parser_finds(
 def test_forced_calls() -> None:
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
     for texts in ([text], text):
-        assert parts(RequiredCallsParser(), texts) == ("", "", [("f", '{"a": 1}'), ("g", "{}")])
+        assert parts(RequiredCallsParser(NAMES), texts) == (
+            "",
+            "",
+            [("f", '{"a": 1}'), ("g", "{}")],
+        )
         assert parts(NamedCallParser("h"), texts) == ("", "", [("h", text)])
 
 
 PARSERS: dict[str, Callable[[], TextParser]] = {
-    **TOOL_PARSERS,
+    **{name: partial(parser, NAMES) for name, parser in TOOL_PARSERS.items()},
     "qwen3": lambda: REASONING_PARSERS["qwen3"](""),
     "deepseek_r1": lambda: REASONING_PARSERS["deepseek_r1"](""),
-    "required": RequiredCallsParser,
+    "required": lambda: RequiredCallsParser(NAMES),
 }
 FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
@@ -156,6 +189,26 @@ def test_the_result_does_not_depend_on_splits(
     assert parts(PARSERS[name](), text) == whole
 
 
+@settings(max_examples=200)
+@given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(FRAGMENTS)))
+def test_no_character_is_lost(name: str, fragments: list[str]) -> None:
+    """Against the text itself: without a call, content and reasoning are all of it but the tags of
+    reasoning; with calls, the content is what is left of it in order."""
+    text = "".join(fragments)
+    reasoning, content, calls = parts(PARSERS[name](), text)
+    if not calls:
+        tags = ("<think>", "</think>") if name in ("qwen3", "deepseek_r1") else ()
+        kept = {text.replace(reasoning, "", 1)}
+        for tag in tags:
+            kept |= {rest.replace(tag, "", 1) for rest in kept}
+        kept |= {rest.lstrip() for rest in kept if tags}  # white space before <think> is dropped
+        assert content in kept
+        return
+    characters = iter(text)
+    assert all(character in characters for character in content)  # a subsequence
+    assert all(called in NAMES for called, _ in calls)
+
+
 @settings(max_examples=20)
 @given(
     st.sampled_from(["hermes", "llama3_json", "mistral"]),
@@ -168,7 +221,7 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, object]) -> Non
         "llama3_json": call,
         "mistral": f"[TOOL_CALLS][{call}]",
     }
-    _, content, calls = parts(TOOL_PARSERS[name](), wrapped[name])
+    _, content, calls = parts(TOOL_PARSERS[name](NAMES), wrapped[name])
     assert content == ""
     assert [(f, json.loads(text)) for f, text in calls] == [("f", arguments)]
 

@@ -30,7 +30,7 @@ from jaxserve.server.wire.chat.response import (
     ResponseMessage,
     ToolCallDelta,
 )
-from jaxserve.server.wire.response_fields import CompletionTokensDetails, TokenCount, Usage
+from jaxserve.server.wire.response_fields import TokenCount, Usage
 from jaxserve.server.wire.sse import TextEvent, event
 
 
@@ -38,19 +38,16 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat = await start_chat(request, ChatCompletionRequest, CHAT_UNSUPPORTED, render)
     context, body, prompt, count = chat.context, chat.body, chat.prompt, chat.count
     writer = _ChoiceWriter(context, body, prompt, chat.params, count)
-    count.reasoning = 0
     if body.stream:
-        usage_event = writer.usage_event if body.include_usage else None
-        last = generation.closing_events(usage_event, count)
+        last = generation.closing_events(writer.usage_event if body.include_usage else None)
         return await generation.stream(request, chat.batches, writer.events, last, count)
     outputs = await generation.gather(chat.batches, chat.params.n, count)
     choices = list(map(writer.choice, outputs))
-    count.reasoning = generation.count_reasoning(context, writer.parsers.values())
     response = ChatCompletion(
         **context.response_header("chatcmpl"),
         object="chat.completion",
         choices=choices,
-        usage=count.usage(),
+        usage=await writer.whole_usage(),
     )
     if body.return_token_ids:
         response.prompt_token_ids = prompt.ids
@@ -79,8 +76,6 @@ def render(
 class _ChoiceWriter:
     """Writes the choices of one chat completion, whole or as events.
 
-    parsers: of each choice so far, by its index.
-
     A choice's first event has the role, the next ones its text, and the last its finish reason.
     """
 
@@ -99,7 +94,7 @@ class _ChoiceWriter:
         )
         self._choices = {i: self.logprobs.choice(prompt.ids) for i in range(params.n)}
         self._prompt_ids = prompt.ids if body.return_token_ids else None
-        self._format, self._context = prompt.answer_format, context
+        self._format, self._context, self._count = prompt.answer_format, context, count
         self._new_call_id = context.new_call_id
         more_than_text = body.return_token_ids or body.logprobs or body.continuous_usage
         self._is_plain = prompt.answer_format.is_plain and not more_than_text
@@ -107,12 +102,12 @@ class _ChoiceWriter:
         self._chunk = partial(
             ChatChunk, **context.response_header("chatcmpl"), object="chat.completion.chunk"
         )
-        self.parsers: dict[int, AnswerParser] = {}
+        self._parsers: dict[int, AnswerParser] = {}
         self._text_events: dict[int, TextEvent] = {}
 
     def choice(self, output: CompletionDelta) -> ChatChoice:
         assert output.finish_reason is not None
-        answer = self.parsers[output.index] = self._format.new_parser()
+        answer = self._parsers[output.index] = self._format.new_parser()
         answer.feed(output.text, last=True)
         # Content is null if there are only calls or reasoning, as in OpenAI's API.
         message = ResponseMessage(
@@ -144,9 +139,9 @@ class _ChoiceWriter:
         return list(self._all_events(delta))
 
     def _all_events(self, delta: CompletionDelta) -> Iterator[bytes]:
-        parser = self.parsers.get(delta.index)
+        parser = self._parsers.get(delta.index)
         if parser is None:
-            parser = self.parsers[delta.index] = self._format.new_parser()
+            parser = self._parsers[delta.index] = self._format.new_parser()
             yield self._first_event(delta)
         if not self._is_plain:
             yield from self._parsed_events(delta, parser)
@@ -156,10 +151,14 @@ class _ChoiceWriter:
             reason = parser.finish_reason(delta.finish_reason)
             yield self._event(ChatChunkChoice(delta.index, ChatDelta(), reason, delta.stop_reason))
 
-    def usage_event(self, usage: Usage) -> bytes:
-        reasoning = generation.count_reasoning(self._context, self.parsers.values())
-        usage.completion_tokens_details = CompletionTokensDetails(reasoning)
-        return event(self._chunk(choices=[], usage=usage))
+    async def whole_usage(self) -> Usage:
+        """The token counts after all choices have ended."""
+        reasoning = generation.count_reasoning(self._context, self._parsers.values())
+        self._count.reasoning = await reasoning
+        return self._count.usage()
+
+    async def usage_event(self) -> bytes:
+        return event(self._chunk(choices=[], usage=await self.whole_usage()))
 
     def _first_event(self, delta: CompletionDelta) -> bytes:
         """The event with the role, which adds no token to the usage."""

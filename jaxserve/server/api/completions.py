@@ -21,7 +21,7 @@ from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
 from jaxserve.server.wire.completions.response import Completion, CompletionChoice
 from jaxserve.server.wire.logprobs import PromptLogprobsBody, TextLogprobs
-from jaxserve.server.wire.response_fields import TokenCount, Usage
+from jaxserve.server.wire.response_fields import TokenCount
 from jaxserve.server.wire.sse import TextEvent, event
 
 # Logprobs of prompt tokens in one response, over all choices: some 25 MB of JSON.
@@ -46,8 +46,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     batches = _with_prompts_written(batches, writer)
     if body.stream:
         events = _EventWriter(context, body, writer, count)
-        usage_event = events.of_usage if body.include_usage else None
-        last = generation.closing_events(usage_event, count)
+        last = generation.closing_events(events.usage_event if body.include_usage else None)
         return await generation.stream(request, batches, events.of_delta, last, count)
     outputs = await generation.gather(batches, len(prompts) * params.n, count)
     if params.n > body.returned_choices:
@@ -246,7 +245,7 @@ class _EventWriter:
         writer: _ChoiceWriter,
         count: TokenCount,
     ) -> None:
-        self._writer = writer
+        self._writer, self._count = writer, count
         self._usage = generation.chunk_usage(body, count)
         self._chunk = partial(
             Completion, **context.response_header("cmpl"), object="text_completion"
@@ -267,5 +266,5 @@ class _EventWriter:
             text_event = self._text_events[delta.index] = TextEvent(chunk, "text")
         return [text_event(delta.text)]
 
-    def of_usage(self, usage: Usage) -> bytes:
-        return event(self._chunk(choices=[], usage=usage))
+    async def usage_event(self) -> bytes:
+        return event(self._chunk(choices=[], usage=self._count.usage()))

@@ -31,6 +31,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         dimensions: must be the model's own number: embeddings can't be shortened.
         truncate_prompt_tokens: use only this many tokens at the end; -1 means the context length.
         user: labels the request for the caller's own records.
+        request_id: as in BaseGenerationRequest.
     """
 
     model: str | None = None
@@ -42,6 +43,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    request_id: str | None = None
 
 
 class Embedding(msgspec.Struct):

@@ -52,7 +52,7 @@ def _traced(
 ) -> AbstractContextManager[Span | None]:
     if tracer is None:
         return nullcontext()
-    return tracer.request(request, record.id, _route(request))
+    return tracer.request(request, record, _route(request))
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

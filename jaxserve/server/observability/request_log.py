@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.ignored_fields import collect_ignored
 from jaxserve.server.wire.response_fields import TokenCount
 
@@ -31,7 +32,7 @@ class RequestRecord:
     """One HTTP request.
 
     Args:
-        id: the client's own X-Request-Id if it has one that is valid.
+        id: the client's own X-Request-Id, or `request_id` in the body.
         began: on time.monotonic()'s clock.
         key_salt: the salt of the API key, if keys don't share cached text.
         tokens: counted while it generates.
@@ -50,14 +51,21 @@ class RequestRecord:
 
     @classmethod
     def of(cls, request: web.Request) -> RequestRecord:
-        record = cls(f"req-{uuid.uuid4().hex}")
-        record.rename(request.headers.get(ID_HEADER))
-        return record
+        given = request.headers.get(ID_HEADER, "")
+        return cls(given if _VALID_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
 
-    def rename(self, name: str | None) -> None:
-        """Takes the client's own id for the request, if it is a valid one."""
-        if name is not None and _VALID_ID.fullmatch(name):
-            self.id = name
+    def use_body_id(self, request: web.Request, given: str) -> None:
+        """Takes the id in a request's body, unless its header has one.
+
+        Raises:
+            InvalidRequestError: it isn't valid.
+        """
+        if not _VALID_ID.fullmatch(given):
+            raise InvalidRequestError(
+                "request_id must have 1 to 128 letters, digits or any of _ . : -", "request_id"
+            )
+        if request.headers.get(ID_HEADER) != self.id:
+            self.id = given
 
     def cache_salt(self, own: str | None = None) -> str | None:
         """The salt of the request's prefix cache entries; it shares text only with equal salts.

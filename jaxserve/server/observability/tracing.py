@@ -15,6 +15,7 @@ from aiohttp import web
 
 from jaxserve.engine.frontend.request_observer import EndReason, RequestObserver, RequestTimes
 from jaxserve.errors import ConfigError
+from jaxserve.server.observability.request_log import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -55,7 +56,7 @@ class Tracer(RequestObserver):
         self._open: dict[str, Context] = {}  # of HTTP requests in flight, by their id
 
     @contextmanager
-    def request(self, request: web.Request, request_id: str, route: str) -> Iterator[Span]:
+    def request(self, request: web.Request, record: RequestRecord, route: str) -> Iterator[Span]:
         """The span of an HTTP request, in the trace that its headers name, or in a new one."""
         parent = self._extract(request.headers)
         kind = self._trace.SpanKind.SERVER
@@ -63,12 +64,19 @@ class Tracer(RequestObserver):
         with self._tracer.start_as_current_span(name, parent, kind) as span:
             span.set_attribute("http.request.method", request.method)
             span.set_attribute("http.route", route)
-            span.set_attribute("gen_ai.request.id", request_id)
-            self._open[request_id] = self._trace.set_span_in_context(span)
+            span.set_attribute("gen_ai.request.id", record.id)
+            self._open[record.id] = self._trace.set_span_in_context(span)
             try:
                 yield span
             finally:
-                self._open.pop(request_id, None)
+                self._open.pop(record.id, None)
+
+    def rename(self, before: str, request_id: str) -> None:
+        """The HTTP request that this task serves has got another id."""
+        span = self._trace.get_current_span()
+        span.set_attribute("gen_ai.request.id", request_id)
+        self._open.pop(before, None)
+        self._open[request_id] = self._trace.set_span_in_context(span)
 
     def on_choice_end(self, times: RequestTimes, index: int, reason: EndReason) -> None:
         """Sends a request's span once its last choice has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -21,8 +22,6 @@ from jaxserve.errors import (
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
-
-
 # Characters of an error that quotes what the client has sent.
 MAX_MESSAGE, MAX_PARAM = 1000, 200
 
@@ -44,29 +43,35 @@ class ApiError(Exception):
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": _cut(self.message, MAX_MESSAGE),
-                    "type": self.type,
-                    "param": self.param and _cut(self.param, MAX_PARAM),
-                    "code": self.code,
-                }
+    def __post_init__(self) -> None:
+        self.message = _cut(self.message, MAX_MESSAGE)
+        self.param = self.param and _cut(self.param, MAX_PARAM)
+
+    def envelope(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
             }
-        )
+        }
 
     def response(self) -> web.Response:
         return web.Response(
             status=self.status,
-            body=self.body(),
+            body=msgspec.json.encode(self.envelope()),
             content_type="application/json",
             headers=self.headers,
         )
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    """A text of at most `most` characters. The middle of a longer one is left out, because messages
+    begin with what is wrong and end with what to do."""
+    kept = most // 2 - 3
+    return text if len(text) <= most else f"{text[:kept]} ... {text[-kept:]}"
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -15,6 +15,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.structured_outputs import ResponseFormat, StructuredOutputs
 from jaxserve.server.wire.validation import renaming
 
@@ -35,9 +36,8 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raises InvalidRequestError for options that aren't supported or contradict each other."""
-        if self.include_obfuscation:
-            param = "stream_options.include_obfuscation"
-            raise InvalidRequestError(f"{param} isn't supported; leave it out", param)
+        if self.include_obfuscation:  # it would only pad events
+            ignore("stream_options.include_obfuscation")
         if self.continuous_usage_stats and not self.include_usage:
             param = "stream_options.continuous_usage_stats"
             raise InvalidRequestError(f"{param} needs include_usage: true", param)
@@ -53,9 +53,16 @@ _SAMPLING_FIELDS = (
 
 
 class BaseGenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the handlers ask of every request for generated text."""
+    """What the handlers ask of every request for generated text.
 
-    model: str | None = None  # the one that is served
+    Args:
+        model: a name of the model that is served.
+        request_id: names the request in logs and in the response's header X-Request-Id; the
+            request's own header of that name comes first.
+    """
+
+    model: str | None = None
+    request_id: str | None = None
 
     @property
     def api_names(self) -> Mapping[str, str]:
@@ -92,7 +99,6 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
     own records. They don't change the response.
 
     Args:
-        request_id: a name for logs, as X-Request-Id is, which it replaces.
         priority: lower runs first, on a server that schedules by priority.
         cache_salt: only requests with the same salt share cached text.
         return_token_ids: add the token ids of the prompt and of each choice to the response.
@@ -141,7 +147,6 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
-    request_id: str | None = None
 
     def check(self) -> None:
         check_scheduling(self.priority, self.cache_salt)

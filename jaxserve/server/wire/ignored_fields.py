@@ -17,6 +17,7 @@ WITHOUT_EFFECT = frozenset(
     {
         *("service_tier", "store", "verbosity", "truncation", "client_metadata"),
         *("prompt_cache_retention", "prompt_cache_options"),
+        "max_tool_calls",  # of the tools that OpenAI's servers run
     }
 )
 MAX_NAMED = 32  # fields of one request

@@ -52,7 +52,8 @@ class TokenCount:
     Args:
         prompt, completion: of its prompts and of its outputs.
         cached: of its prompts, those in the prefix cache.
-        reasoning: of its outputs, those of reasoning; None if outputs aren't parsed for it.
+        reasoning: of its outputs, those of reasoning; None before the end, and if outputs aren't
+            parsed for it.
     """
 
     prompt: int

@@ -68,7 +68,7 @@ class TextEvent:
 
 
 def error_event(error: ApiError) -> bytes:
-    return b"data: %b\n\n" % error.body()
+    return event(error.envelope())
 
 
 class EventStream:

@@ -23,8 +23,6 @@ LENIENT = frozenset({"tools", "text", "reasoning"})
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`")
-# Numbers that may be beyond 64 bits: many digits, or an exponent.
-_LARGE_NUMBER = re.compile(rb"[0-9]{19}|[0-9][eE]")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`")
 _AT_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
@@ -60,21 +58,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if _LARGE_NUMBER.search(data):
-        _check_numbers(body, "")
     return body
-
-
-def _check_numbers(value: Any, path: str) -> None:
-    """Refuses integers of more than 64 bits, and floats that are infinite."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_numbers(item, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            _check_numbers(item, f"{path}[{i}]")
-    elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
-        raise InvalidRequestError(f"{path}: the number is too large", path)
 
 
 def parse(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxserve.outputs import CompletionDelta, FinishReason
+from jaxserve.server.api.responses.text_logprobs import TextLogprobs, split_by_token
 from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs
 from jaxserve.server.parsers import ParsedDelta
 from jaxserve.server.parsers.answer_parser import AnswerParser
@@ -44,7 +45,7 @@ class ResponseBuilder:
         self._parser, self._logprobs, self._new_call_id = parser, logprobs, new_call_id
         self._sequence = 0
         self._item: Item | None = None  # the last item of the output, while it isn't complete
-        self._unsent: list[ChatLogprob] = []  # logprobs of tokens whose text comes later
+        self._unsent = TextLogprobs()
         self._reason: FinishReason = "stop"
 
     def begin(self) -> Iterator[bytes]:
@@ -54,10 +55,13 @@ class ResponseBuilder:
     def feed(self, delta: CompletionDelta) -> Iterator[bytes]:
         if not self._sequence:
             yield from self.begin()
+        last = delta.finish_reason is not None
         if logprobs := self._logprobs.chat(delta.logprobs):
-            self._unsent += logprobs.content
-        for parsed in self._parser.feed(delta.text, last=delta.finish_reason is not None):
-            yield from self._add(parsed)
+            for piece, token in split_by_token(delta.text, logprobs.content):
+                self._unsent.add(token)
+                yield from self._parse(piece, last and token is logprobs.content[-1])
+        else:
+            yield from self._parse(delta.text, last)
         if delta.finish_reason is not None:
             self._reason = delta.finish_reason
 
@@ -79,12 +83,17 @@ class ResponseBuilder:
         self.response.error = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=self.response)
 
-    def _add(self, parsed: ParsedDelta) -> Iterator[bytes]:
+    def _parse(self, text: str, last: bool) -> Iterator[bytes]:
+        parts = self._parser.feed(text, last)
+        for parsed, logprobs in zip(parts, self._unsent.of_parts(parts), strict=True):
+            yield from self._add(parsed, logprobs)
+
+    def _add(self, parsed: ParsedDelta, logprobs: list[ChatLogprob]) -> Iterator[bytes]:
         match parsed.kind:
             case "content":
                 if not isinstance(self._item, MessageItem):
                     yield from self._open(MessageItem(id=new_id("msg_")))
-                yield self._add_text(parsed.text)
+                yield self._add_text(parsed.text, logprobs)
             case "reasoning":
                 if not isinstance(self._item, ReasoningItem):
                     yield from self._open(ReasoningItem(id=new_id("rs_")))
@@ -100,11 +109,11 @@ class ResponseBuilder:
                     "response.function_call_arguments.delta", delta=parsed.text
                 )
 
-    def _add_text(self, text: str) -> bytes:
+    def _add_text(self, text: str, logprobs: list[ChatLogprob]) -> bytes:
         assert isinstance(self._item, MessageItem)
-        part, logprobs = self._item.content[0], self._unsent
+        part = self._item.content[0]
         part.text += text
-        part.logprobs, self._unsent = part.logprobs + logprobs, []
+        part.logprobs += logprobs
         return self._event_in_part("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _add_reasoning(self, text: str) -> bytes:
@@ -136,7 +145,6 @@ class ResponseBuilder:
         item.status = "incomplete" if self.response.status == "incomplete" else "completed"
         if isinstance(item, MessageItem):
             part = item.content[0]
-            part.logprobs, self._unsent = part.logprobs + self._unsent, []
             yield self._event_in_part(
                 "response.output_text.done", text=part.text, logprobs=part.logprobs
             )

@@ -41,8 +41,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         context.new_call_id,
     )
 
-    def end() -> Iterator[bytes]:
-        count.reasoning = count_reasoning(context, [parser])
+    async def end() -> Iterator[bytes]:
+        count.reasoning = await count_reasoning(context, [parser])
         return builder.end(response_usage(count))
 
     if chat.body.stream:
@@ -51,7 +51,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         )
     (output,) = await generation.gather(chat.batches, 1, count)
     # The builder builds the response while it makes events, which aren't needed here.
-    for _ in (*builder.feed(output), *end()):
+    for _ in (*builder.feed(output), *await end()):
         pass
     return json_response(builder.response)
 

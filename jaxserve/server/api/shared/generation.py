@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from aiohttp import web
 from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.api.shared.json_body import INLINE_BYTES
 from jaxserve.server.context import ServerContext
 from jaxserve.server.observability.request_log import current_record
 from jaxserve.server.parsers.answer_parser import AnswerParser
@@ -88,7 +90,7 @@ async def stream(
     request: web.Request,
     batches: DeltaBatches,
     to_events: Callable[[CompletionDelta], Iterable[bytes]],
-    last_events: Callable[[], Iterable[bytes]],
+    last_events: Callable[[], Awaitable[Iterable[bytes]]],
     count: TokenCount,
     on_error: Callable[[ApiError], bytes] = error_event,
 ) -> web.StreamResponse:
@@ -111,15 +113,20 @@ async def stream(
                 count.add(delta)
                 written += to_events(delta)
             await events.write(b"".join(written))
-        await events.end(b"".join(last_events()))
+        await events.end(b"".join(await last_events()))
     return events.response
 
 
-def count_reasoning(context: ServerContext, choices: Iterable[AnswerParser]) -> int:
-    """Tokens of the reasoning that was found in choices; its text is tokenized to count them."""
-    encode = context.client.tokenizer.encode
+async def count_reasoning(context: ServerContext, choices: Iterable[AnswerParser]) -> int:
+    """Tokens of the reasoning that was found in choices. Its text is tokenized to count them; if it
+    is long in a thread, so that the event loop isn't blocked."""
     texts = [choice.reasoning for choice in choices if choice.reasoning]
-    return sum(len(encode(text, add_special_tokens=False)) for text in texts)
+
+    def count() -> int:
+        encode = context.client.tokenizer.encode
+        return sum(len(encode(text, add_special_tokens=False)) for text in texts)
+
+    return count() if sum(map(len, texts)) <= INLINE_BYTES else await asyncio.to_thread(count)
 
 
 def chunk_usage(
@@ -133,7 +140,11 @@ def chunk_usage(
 
 
 def closing_events(
-    usage_event: Callable[[Usage], bytes] | None, count: TokenCount
-) -> Callable[[], list[bytes]]:
+    usage_event: Callable[[], Awaitable[bytes]] | None,
+) -> Callable[[], Awaitable[list[bytes]]]:
     """The last events of chats and completions: the usage if it is asked for, and [DONE]."""
-    return lambda: ([usage_event(count.usage())] if usage_event else []) + [DONE]
+
+    async def events() -> list[bytes]:
+        return ([await usage_event()] if usage_event else []) + [DONE]
+
+    return events

@@ -14,8 +14,8 @@ from jaxserve.server.context import SERVER_CONTEXT
 from jaxserve.server.observability.request_log import RECORD
 from jaxserve.server.wire.validation import Body, parse, read_json
 
-# A longer body is tokenized in a thread (tokenizers release the GIL): about 2 ms of work.
-INLINE_BODY_BYTES = 16_384
+# A longer text is tokenized in a thread (tokenizers release the GIL): about 2 ms of work.
+INLINE_BYTES = 16_384
 NONE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 
 P = ParamSpec("P")
@@ -37,10 +37,15 @@ async def read_body(
         InvalidRequestError: as parse().
     """
     body = await read_json(request)
-    if request.app[SERVER_CONTEXT].config.log_prompts:
-        request[RECORD].body = body
+    context, record = request.app[SERVER_CONTEXT], request[RECORD]
+    if context.config.log_prompts:
+        record.body = body
     parsed = parse(body, into, unsupported)
-    request[RECORD].rename(getattr(parsed, "request_id", None))
+    if (own_id := getattr(parsed, "request_id", None)) is not None:
+        before = record.id
+        record.use_body_id(request, own_id)
+        if context.tracer is not None:
+            context.tracer.rename(before, record.id)
     return parsed
 
 
@@ -50,7 +55,7 @@ async def run_off_loop(
     """Runs `work`; in a thread if the request's body is long, so that the event loop isn't
     blocked."""
     size = request.content_length
-    if size is not None and size <= INLINE_BODY_BYTES:
+    if size is not None and size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
 

@@ -12,7 +12,11 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
-from jaxserve.server.wire.generation_request import NO_DEFAULTS, BaseGenerationRequest
+from jaxserve.server.wire.generation_request import (
+    NO_DEFAULTS,
+    BaseGenerationRequest,
+    StreamOptions,
+)
 from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.structured_outputs import FormatType, format_params
 from jaxserve.server.wire.tools import Function, FunctionName, ToolUse
@@ -82,6 +86,7 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -90,6 +95,12 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     @property
     def api_names(self) -> Mapping[str, str]:
         return API_NAMES
+
+    def check(self) -> None:
+        # The last event always has the usage, and no event is padded.
+        for name in StreamOptions.__struct_fields__ if self.stream_options else ():
+            if getattr(self.stream_options, name):
+                ignore(f"stream_options.{name}")
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
@@ -142,8 +153,6 @@ RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "conversation": (),
     "prompt": (),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "max_tool_calls": (),
     "context_management": ([],),
     "moderation": (),
     "background_options": (),

@@ -36,16 +36,61 @@ async def test_numbers_of_any_length_are_refused_by_name(
     assert answer["error"]["message"]
 
 
+@pytest.mark.parametrize("number", ["9" * 401, "9" * 5000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", '{"prompt": [NUMBER]}'),
+        ("/v1/completions", '{"prompt": "x", "best_of": NUMBER}'),
+        ("/v1/completions", '{"prompt": "x", "logit_bias": {"5": NUMBER}}'),
+        ("/v1/completions", '{"prompt": "x", "logit_bias": {"NUMBER": 5}}'),
+        ("/v1/completions", '{"prompt": "x", "stop_token_ids": [NUMBER]}'),
+        ("/v1/completions", '{"prompt": "x", "truncate_prompt_tokens": NUMBER}'),
+        ("/v1/responses", '{"input": "x", "max_output_tokens": NUMBER}'),
+        ("/v1/embeddings", '{"input": "x", "dimensions": NUMBER}'),
+        ("/v1/embeddings", '{"input": [NUMBER]}'),
+        ("/detokenize", '{"tokens": [NUMBER]}'),
+    ],
+)
+async def test_numbers_in_other_places(tiny_server: Any, path: str, body: str, number: str) -> None:
+    status, answer, _ = await post(tiny_server, path, body.replace("NUMBER", number).encode())
+    assert status == 400
+    assert answer["error"]["message"]
+
+
 async def test_digits_in_texts_are_no_numbers(tiny_server: Any) -> None:
     chat = CHAT | {"messages": [{"role": "user", "content": "9" * 401}], "seed": 2**63 - 1}
     status, _, _ = await post(tiny_server, "/v1/chat/completions", chat)
     assert status == 200
 
 
-async def test_errors_quote_no_more_than_a_line(tiny_server: Any) -> None:
-    status, answer, _ = await post(tiny_server, "/v1/completions", {"prompt": "x", "y" * 10**6: 1})
-    assert status == 400
-    assert len(json.dumps(answer)) < 2000
+@pytest.mark.parametrize("most", [2**64 - 1, 1.7976931348623157e308, 10**40])
+async def test_schemas_may_have_large_numbers(tiny_server: Any, most: float) -> None:
+    schema = {"type": "integer", "minimum": 5, "maximum": most}
+    status, answer, _ = await post(
+        tiny_server, "/v1/completions", {"prompt": "x", "guided_json": schema}
+    )
+    assert status == 200, answer
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "none"}
+    status, answer, _ = await post(tiny_server, "/v1/chat/completions", CHAT | tools)
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x", "y" * 10**6: 1},
+        {"prompt": "x", "stop": {"b" * 10**6: 1}},
+        {"prompt": "x", "model": "c" * 10**6},
+        {"prompt": "x", "response_format": {"type": "d" * 10**6}},
+        {"prompt": "x", "stream": True, "stream_options": {"é" * 10**5: 1}},
+    ],
+)
+async def test_errors_quote_no_more_than_a_line(tiny_server: Any, body: Any) -> None:
+    status, answer, _ = await post(tiny_server, "/v1/completions", body)
+    assert status in (400, 404)
+    assert len(json.dumps(answer, ensure_ascii=False)) < 2000
 
 
 async def test_a_prompt_that_fills_the_context_is_served_where_nothing_is_generated(
@@ -82,14 +127,24 @@ async def test_the_servers_own_limit_of_outputs_is_clamped(start_tiny: Any) -> N
     assert usage["completion_tokens"] < 48
 
 
-async def test_a_request_id_in_the_body_is_taken(tiny_server: Any) -> None:
-    named = CHAT | {"request_id": "mine-1"}
-    answers = await asyncio.gather(
-        *(post(tiny_server, "/v1/chat/completions", named) for _ in range(2))
-    )
-    assert [(status, headers["X-Request-Id"]) for status, _, headers in answers] == [
-        (200, "mine-1")
-    ] * 2
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+        ("/v1/embeddings", {"input": "x"}),
+    ],
+)
+async def test_a_request_id_in_the_body_is_taken(tiny_server: Any, path: str, body: Any) -> None:
+    named = body | {"request_id": "mine-1"}
+    answers = await asyncio.gather(*(post(tiny_server, path, named) for _ in range(2)))
+    ids = [(status, headers["X-Request-Id"]) for status, _, headers in answers]
+    assert ids == [(200, "mine-1")] * 2
+    status, _, headers = await post(tiny_server, path, named, **{"X-Request-Id": "proxy-2"})
+    assert (status, headers["X-Request-Id"]) == (200, "proxy-2")
+    status, answer, _ = await post(tiny_server, path, body | {"request_id": "two words"})
+    assert (status, answer["error"]["param"]) == (400, "request_id")
 
 
 async def test_a_model_needs_no_name_where_one_is_served(tiny_server: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import openai
 import pytest
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.outputs import CompletionDelta
+from jaxserve.outputs import CompletionDelta, TokenLogprobs
 from jaxserve.server.api.responses.builder import ResponseBuilder
 from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs, TokenNames
 from jaxserve.server.parsers import TOOL_PARSERS, ThinkTagParser
@@ -19,6 +19,7 @@ from jaxserve.server.wire.responses.items import to_messages
 from jaxserve.server.wire.responses.response import (
     FunctionCallItem,
     InputTokensDetails,
+    MessageItem,
     OutputTokensDetails,
     Response,
     ResponseUsage,
@@ -102,6 +103,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
     )
     logprobs = answer.output[0].content[0].logprobs
     assert [len(entry.top_logprobs) for entry in logprobs] == [2, 2, 2]
+    data = b"".join(bytes(entry.bytes) for entry in logprobs)
+    assert data.decode(errors="replace") == answer.output_text
 
 
 @pytest.mark.slow
@@ -245,13 +248,54 @@ def built(texts: list[str]) -> tuple[Response, list[dict[str, Any]]]:
     parser = AnswerFormat(
         lambda: ThinkTagParser(""), lambda: TOOL_PARSERS["hermes"](["f"])
     ).new_parser()
-    no_names = cast(TokenNames, None)  # there are no logprobs to write
-    builder = ResponseBuilder(blank, parser, ChoiceLogprobs(no_names), lambda: "call")
-    events = [e for text in texts for e in builder.feed(CompletionDelta(0, text))]
-    events += builder.feed(CompletionDelta(0, "", (), "stop"))
+    logprobs = ChoiceLogprobs(cast(TokenNames, _Letters()))
+    builder = ResponseBuilder(blank, parser, logprobs, lambda: "call")
+    events: list[bytes] = []
+    for text in texts:
+        events += builder.feed(CompletionDelta(0, text, logprobs=_logprobs(text)))
+    end_of_turn = _logprobs("\x04")
+    events += builder.feed(CompletionDelta(0, "", (), "stop", logprobs=end_of_turn))
     usage = ResponseUsage(1, InputTokensDetails(0), 1, OutputTokensDetails(0), 2)
     events += builder.end(usage)
     return builder.response, [json.loads(event.partition(b"data: ")[2]) for event in events]
+
+
+class _Letters:
+    """The names of tokens that are characters."""
+
+    def names(self, token_ids: Iterable[int]) -> dict[int, str]:
+        return {token: chr(token) for token in token_ids}
+
+    def bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+    def go_on(self, token_id: int) -> int:
+        return 1
+
+
+def _logprobs(text: str) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(ord(letter), -1.0, 1, ()) for letter in text)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<think>hm</think>Well, hm.", "Well, hm."),
+        ("<think>th</think>\n\nth<t", "th<t"),
+        ('a <tool_call>{"name": "f", "arguments": {"a":1}}</tool_call>', "a "),
+        ("no tags: é and \U0001f600", "no tags: é and \U0001f600"),
+    ],
+)
+def test_logprobs_are_of_the_text_alone(text: str, content: str, size: int) -> None:
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    response, events = built(pieces)
+    (part,) = [item.content[0] for item in response.output if isinstance(item, MessageItem)]
+    assert part.text.strip() == content.strip()
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    for event in deltas:
+        assert "".join(entry["token"] for entry in event["logprobs"]) == event["delta"]
 
 
 def test_a_response_of_several_items() -> None:

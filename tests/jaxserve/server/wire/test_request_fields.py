@@ -206,9 +206,10 @@ def test_stream_options_need_stream() -> None:
     streamed = parse_chat(stream=True, stream_options={"include_usage": True})
     streamed.check()
     assert streamed.include_usage
-    with pytest.raises(InvalidRequestError) as raised:
+    named: list[str] = []
+    with collect_ignored(named):  # it would only pad events
         parse_chat(stream=True, stream_options={"include_obfuscation": True}).check()
-    assert raised.value.param == "stream_options.include_obfuscation"
+    assert named == ["stream_options.include_obfuscation"]
     alone = {"continuous_usage_stats": True}
     with pytest.raises(InvalidRequestError) as raised:
         parse_chat(stream=True, stream_options=alone).check()

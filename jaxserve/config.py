@@ -47,7 +47,7 @@ class EngineConfig:
             in each step, "widened" widens them when they are loaded; "auto" is stored on a GPU and
             widened on a CPU. Both give the same numbers.
         quantization: quantise the layers' matrices of a checkpoint of floats when they are loaded:
-            "fp8" (products' inputs too), "int8", or "int4" in groups of 128.
+            "fp8", "int8", or "int4" in groups of 128.
         kv_cache_dtype: of keys and values in the KV cache: "auto" is dtype; with "fp8_e4m3" or
             "fp8_e5m2" it holds two to four times the tokens. They are divided by the checkpoint's
             scales, or by 1.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.config import Quantization
-from jaxserve.models.weights.inputs import LARGEST, InputRounding
+from jaxserve.models.weights.inputs import LARGEST
 from jaxserve.models.weights.scaled import Scaled
 from jaxserve.models.weights.weight import Weight
 
@@ -20,8 +20,8 @@ def quantize(values: jax.Array, kind: Quantization) -> Weight:
     """A matrix [*O, I] in few bits.
 
     Args:
-        kind: fp8 has a scale an output, and rounds inputs to FP8, each token by a scale of its own;
-            int8 has a scale an output; int4 a scale and a zero for 128 inputs of an output.
+        kind: fp8 and int8 have a scale an output; int4 a scale and a zero for 128 inputs of an
+            output.
     """
     values = values.astype(jnp.float32)
     if kind == "int4":
@@ -35,7 +35,7 @@ def quantize(values: jax.Array, kind: Quantization) -> Weight:
     # A quotient may be rounded past the largest code, which would be NaN.
     quotients = jnp.clip(values / scales, -LARGEST["float8_e4m3fn"], LARGEST["float8_e4m3fn"])
     arrays = {"codes": quotients.astype(jnp.float8_e4m3fn), "scales": scales}
-    return Weight(arrays, Scaled("fp8"), InputRounding("float8_e4m3fn"))
+    return Weight(arrays, Scaled("fp8"))
 
 
 def _scales(largest: jax.Array, code: float) -> jax.Array:

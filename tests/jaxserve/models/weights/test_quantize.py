@@ -47,8 +47,7 @@ def test_int8_and_fp8_are_within_half_a_step() -> None:
     # Three bits of mantissa, and 2 ** -9 the smallest step of the smallest numbers.
     bound = np.maximum(np.abs(values) / 16, largest / 448 * 2.0**-10)
     assert (np.abs(np.asarray(fp8.widen()) - values) <= 1.01 * bound).all()
-    assert fp8.rounding is not None
-    assert eight.rounding is None
+    assert fp8.rounding is eight.rounding is None
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("fp8", 8), ("int8", 8), ("int4", 4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.models.registry import config_from_hf
 from jaxserve.models.weights import Weight
 from jaxserve.models.weights.gguf_blocks import LAYOUTS, GGUFBlocks
+
+log = logging.getLogger(__name__)
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -93,6 +96,10 @@ class GGUFCheckpoint(Checkpoint):
                     f"{tensor.path}: truncated: the tensor {name} ends at byte {end:,}, "
                     f"the file at {size:,}"
                 )
+
+        kinds = {gguf.GGMLQuantizationType(t.ggml_type).name for t in self._tensors.values()}
+        if other := sorted(kinds - LAYOUTS.keys() - {"F32", "F16", "BF16"}):
+            log.info("%s: tensors stored as %s are widened to floats", path, ", ".join(other))
 
     def shapes(self) -> Shapes:
         return {name: tensor.shape for name, tensor in self._tensors.items()}

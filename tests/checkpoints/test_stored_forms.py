@@ -94,3 +94,15 @@ def test_experts_of_a_gguf_file(write_gguf: Write, same: bool) -> None:
     assert gate_up.shape == (4, 2, 64, 32)
     assert isinstance(gate_up, Weight if same else Joined)
     assert isinstance(found["layers.1.moe.down"], Weight)
+
+
+def test_other_types_of_blocks_are_widened_and_named(
+    tensors: Tensors, write_gguf: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = gguf.GGMLQuantizationType.MXFP4
+    path = write_gguf(as_gguf(tensors), lambda n: other if "ffn_down" in n else Q8)
+    with caplog.at_level("INFO"):
+        found = check_all(open_checkpoint(path))
+    assert "tensors stored as MXFP4 are widened to floats" in caplog.text
+    assert "layers.0.mlp.down" not in found
+    assert "layers.0.mlp.gate_up" in found

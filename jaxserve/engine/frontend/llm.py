@@ -27,6 +27,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
 
 Message = Mapping[str, Any]
+PromptInput = Prompt | Mapping[str, Any]
 
 
 class _Collector:
@@ -92,10 +93,11 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Completes prompts (text or token ids, one or many), in order.
+        """Completes prompts, one or many, in order. Each is text, token ids, or a mapping with one
+        of them under "prompt" or "prompt_token_ids", as vLLM has it.
 
         Args:
             params: one for all, or one a prompt; None is default_sampling_params().
@@ -125,17 +127,30 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, each a list of {"role", "content"} messages.
+        """Answers one conversation or several, each a list of {"role", "content"} messages. Content
+        is text, or parts of {"type": "text", "text": ...}.
 
         Args:
-            template: passed to the chat template.
+            template: arguments of the chat template.
+
+        Raises:
+            InvalidRequestError: the template doesn't use an argument, or refuses the messages; and
+                as generate().
         """
+        for name in template:
+            if not self.tokenizer.template_reads(name):
+                raise InvalidRequestError(
+                    f"this model's chat template doesn't use {name}: leave it out", name
+                )
         several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [self.tokenizer.apply_chat_template(list(m), **template) for m in several]
+        texts = [
+            self.tokenizer.apply_chat_template(list(map(_with_text, m)), **template)
+            for m in several
+        ]
         ids = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
         return self.generate(ids, params)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt]) -> np.ndarray:
+    def embed(self, prompts: PromptInput | Sequence[PromptInput]) -> np.ndarray:
         """Embeddings [N, E] float32 of prompts, each the last hidden state of its last token, of
         length 1. Errors as generate()'s."""
         params = SamplingParams(temperature=0, max_tokens=1)
@@ -145,7 +160,8 @@ class LLM:
             collectors[f"llm-{next(self._counter)}"] = _Collector(prompt, ids, params, self)
         self._run(collectors, pool=True)
         vectors = [collector.deltas[0][-1].embedding for collector in collectors.values()]
-        return np.stack([np.frombuffer(vector or b"", np.float32) for vector in vectors])
+        size = self.core.ready.embedding_size
+        return np.frombuffer(b"".join(filter(None, vectors)), np.float32).reshape(-1, size)
 
     def _run(self, collectors: dict[str, _Collector], pool: bool = False) -> None:
         """Runs requests until all have ended. If one fails, aborts all of them."""
@@ -182,9 +198,39 @@ class LLM:
             self.core.step()
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    one = isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
-    return [prompts] if one else prompts  # type: ignore[list-item,return-value]
+def _several(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
+    """The prompts as text or token ids, one or many."""
+    one = isinstance(prompts, str | Mapping) or (
+        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    )
+    return [_prompt(prompt) for prompt in ([prompts] if one else prompts)]
+
+
+def _prompt(given: Any) -> Prompt:
+    if not isinstance(given, Mapping):
+        return given if isinstance(given, str) else list(given)
+    found = [given[name] for name in ("prompt", "prompt_token_ids") if given.get(name) is not None]
+    if len(found) != 1 or given.keys() - {"prompt", "prompt_token_ids"}:
+        raise InvalidRequestError(
+            'a prompt that is a mapping has "prompt" or "prompt_token_ids", and nothing else; it '
+            f"had {', '.join(map(repr, given)) or 'nothing'}",
+            "prompt",
+        )
+    return _prompt(found[0])
+
+
+def _with_text(message: Message) -> dict[str, Any]:
+    """A message whose content is text: parts are joined by line breaks, as the server does."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise InvalidRequestError(
+                'the parts of a message\'s content must be {"type": "text", "text": ...}',
+                "messages",
+            )
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 @contextmanager

@@ -31,6 +31,32 @@ _FRACTIONS = (
 _COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
 
+# Settings of JAX, all from its environment variables too, with the one value that step programs are
+# made for: others change the types of arrays, or compile after ready.
+_JAX_SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
+    "jax_disable_jit": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
+
+
+def check_jax_settings() -> None:
+    """Refuses settings of JAX that the engine can't run under.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    for name, needed in _JAX_SETTINGS.items():
+        if (value := jax.config.values[name]) != needed:
+            raise ConfigError(
+                f"the engine can't run with JAX's setting {name} = {value}: unset {name.upper()}, "
+                f"or set it to {needed}"
+            )
+
+
 def prepare_gpu(share: float) -> None:
     """Has XLA take this share of a GPU's memory (its own default is three quarters), launch
     branches and loops without the host, and compute nothing twice to save memory.

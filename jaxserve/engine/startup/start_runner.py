@@ -27,7 +27,7 @@ from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import StepState
 from jaxserve.engine.device.step_programs import StepPrograms
 from jaxserve.engine.startup import step_memory
-from jaxserve.engine.startup.device_info import DeviceInfo, prepare_gpu
+from jaxserve.engine.startup.device_info import DeviceInfo, check_jax_settings, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits
 from jaxserve.engine.startup.loader import load_parameters
 from jaxserve.engine.startup.stored_forms import stored_forms
@@ -67,6 +67,7 @@ def start_runner(
         ConfigError: the settings don't fit the model or the device.
     """
     began, began_wall = time.monotonic(), time.time()
+    check_jax_settings()
     compilation_cache = use_compilation_cache()
     prepare_gpu(config.gpu_memory_utilization)
     device = DeviceInfo.here()

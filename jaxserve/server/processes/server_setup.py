@@ -25,7 +25,7 @@ from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.observability.tracing import Tracer
 from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.processes.listening_socket import url_of
-from jaxserve.server.processes.tls import tls_context
+from jaxserve.server.processes.tls import tls_context, watch_certificate
 from jaxserve.server.wire.errors import BadHttpFilter
 
 # After the engine is closed, for sending the responses that handlers still write.
@@ -89,7 +89,12 @@ class ServerSetup:
             workers.serve_own(context.admission, context.worker_registry),
             _listening(app, sock, self.tls) as site,
         ):
+            renewal = None
+            if self.tls is not None:
+                renewal = asyncio.create_task(watch_certificate(self.tls, self.config))
             yield context, site
+            if renewal is not None:
+                renewal.cancel()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.config import EngineConfig
@@ -201,3 +202,37 @@ def test_more_prompts_than_a_server_would_queue_are_taken(llm: LLM) -> None:
     done = llm.generate([[65]] * (most + 20), greedy(1))
     assert len({output.outputs[0].token_ids for output in done}) == 1
     assert len(done) == most + 20
+
+
+def test_prompts_in_all_forms(llm: LLM, prompts: list[list[int]]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    ids = prompts[1]
+    (expected,) = llm.generate(ids, params)
+    forms: list[Any] = [
+        [np.array(ids)],
+        np.array(ids),
+        [tuple(ids)],
+        {"prompt_token_ids": ids},
+        [{"prompt_token_ids": np.array(ids)}],
+    ]
+    for form in forms:
+        (output,) = llm.generate(form, params)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    texts = llm.generate(["ab", {"prompt": "ab"}], params)
+    assert texts[0].outputs[0].token_ids == texts[1].outputs[0].token_ids
+    for wrong in ({}, {"prompt": "a", "prompt_token_ids": [1]}, {"prompt": "a", "image": 1}):
+        with pytest.raises(InvalidRequestError, match="mapping"):
+            llm.generate([wrong], params)
+    assert llm.embed([]).shape == (0, llm.embed(["ab"]).shape[1])
+
+
+def test_content_in_parts_and_arguments_without_effect(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (whole,) = llm.chat([{"role": "user", "content": "a\nb"}], params)
+    (joined,) = llm.chat([{"role": "user", "content": parts}], params)
+    assert joined.prompt_token_ids == whole.prompt_token_ids
+    with pytest.raises(InvalidRequestError, match="text"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}], params)
+    with pytest.raises(InvalidRequestError, match="doesn't use nonsense"):
+        llm.chat([{"role": "user", "content": "a"}], params, nonsense=True)

@@ -14,7 +14,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
 async def chat(server: Any, **fields: Any) -> tuple[int, Any]:
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100, **fields}
+    messages = [{"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": 100, "temperature": 0, **fields}
     async with (
         aiohttp.ClientSession(server.url, timeout=LIMIT) as http,
         http.post("/v1/chat/completions", json=body) as response,
@@ -54,7 +55,7 @@ async def test_a_required_call_comes_before_a_response_format(
 
 
 async def test_documents_that_ask_for_nothing_change_nothing(tiny_server: Any) -> None:
-    _, plain = await chat(tiny_server, temperature=0, max_tokens=1)
-    status, empty = await chat(tiny_server, temperature=0, max_tokens=1, documents=[])
+    _, plain = await chat(tiny_server, max_tokens=1)
+    status, empty = await chat(tiny_server, max_tokens=1, documents=[])
     assert status == 200
     assert empty["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]

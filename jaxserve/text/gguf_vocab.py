@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 from tokenizers.processors import TemplateProcessing
@@ -12,13 +11,10 @@ from tokenizers.processors import TemplateProcessing
 from checkpoints.gguf_header import GGUFHeader
 from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.text.huggingface_vocabulary import HuggingFaceVocabulary
-from jaxserve.text.sentencepiece_vocabulary import SPACE, SentencePieceVocabulary
 from jaxserve.text.vocabulary import Vocabulary
 
-# tokenizer.ggml.token_type, which has the numbers of sentencepiece's types.
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
-# tokenizer.ggml.model
-_SENTENCEPIECE_TYPES = {"llama": TrainerSpec.BPE, "t5": TrainerSpec.UNIGRAM}
+# tokenizer.ggml.token_type
+CONTROL, USER_DEFINED = 3, 4
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -63,57 +59,25 @@ def build_vocabulary(header: GGUFHeader) -> Vocabulary:
     model = header.require("tokenizer.ggml.model", str)
     if model == "gpt2":
         return HuggingFaceVocabulary(byte_level_backend(header))
-    if model in _SENTENCEPIECE_TYPES:
-        return _sentencepiece(header, _SENTENCEPIECE_TYPES[model])
+    if model in ("llama", "t5"):
+        # Imported here, since most models don't need the library.
+        from jaxserve.text.sentencepiece_files import read_gguf
+
+        is_bpe = model == "llama"
+        around = _bos_and_eos(header, add_bos=is_bpe)
+        return read_gguf(header, is_bpe, around)
     raise UnsupportedModelError(
-        f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2, "
-        f"{', '.join(_SENTENCEPIECE_TYPES)}"
+        f"{header.path}: the tokenizer model {model} isn't implemented; supported: gpt2, llama, t5"
     )
-
-
-def _sentencepiece(header: GGUFHeader, model_type: TrainerSpec.ModelType) -> Vocabulary:
-    source = str(header.path)
-    around = _bos_and_eos(header, add_bos=model_type == TrainerSpec.BPE)
-    model = _model_proto(header, model_type)
-    return SentencePieceVocabulary(
-        model, {}, bos=around.get("bos"), eos=around.get("eos"), source=source
-    )
-
-
-def _model_proto(header: GGUFHeader, model_type: TrainerSpec.ModelType) -> ModelProto:
-    """The sentencepiece model that the file was converted from, as far as the file has it."""
-    tokens: list[str] = header.require("tokenizer.ggml.tokens", list)
-    scores: list[float] = header.require("tokenizer.ggml.scores", list)
-    kinds: list[int] = header.require("tokenizer.ggml.token_type", list)
-    if not len(tokens) == len(scores) == len(kinds):
-        raise CheckpointError(
-            f"{header.path}: damaged vocabulary: {len(tokens)} tokens with {len(scores)} scores "
-            f"and {len(kinds)} types"
-        )
-    kinds = list(kinds)
-    if UNKNOWN not in kinds:  # some files have it as a control token
-        unknown = header.token_id("unknown")
-        if unknown is None and "<unk>" in tokens:
-            unknown = tokens.index("<unk>")
-        if unknown is not None:
-            kinds[unknown] = UNKNOWN
-    model = ModelProto()
-    for token, score, kind in zip(tokens, scores, kinds, strict=True):
-        # llama.cpp's converter writes spaces into user-defined pieces.
-        piece = token if kind == CONTROL else token.replace(" ", SPACE)
-        model.pieces.add(piece=piece, score=score, type=kind)
-    model.trainer_spec.model_type = model_type
-    model.trainer_spec.byte_fallback = BYTE in kinds
-    spec = model.normalizer_spec
-    spec.add_dummy_prefix = header.get("tokenizer.ggml.add_space_prefix", bool, True)
-    spec.remove_extra_whitespaces = header.get(
-        "tokenizer.ggml.remove_extra_whitespaces", bool, False
-    )
-    spec.precompiled_charsmap = bytes(header.get("tokenizer.ggml.precompiled_charsmap", list, []))
-    return model
 
 
 def byte_level_backend(header: GGUFHeader) -> Tokenizer:
+    """The tokenizer of a GGUF file with byte-level BPE.
+
+    Raises:
+        UnsupportedModelError: an unknown pre-tokenizer.
+        CheckpointError: the vocabulary is incomplete or contradicts itself.
+    """
     name = header.get("tokenizer.ggml.pre", str, None)
     if name not in _PRE_TOKENIZERS:
         raise UnsupportedModelError(

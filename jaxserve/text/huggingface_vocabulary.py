@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from jaxserve.sampling.grammar_vocabulary import GrammarEncoder
-from jaxserve.text.token_bytes import EACH_BYTE, TokenBytes
+from jaxserve.text.vocabulary import EACH_BYTE, TokenBytes
 
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 

@@ -10,8 +10,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from jaxserve.text.token_bytes import TokenBytes
-from jaxserve.text.vocabulary import Vocabulary
+from jaxserve.text.vocabulary import TokenBytes, Vocabulary
 
 # A character has at most 4 bytes, so 4 tokens: a text that then still ends in U+FFFD isn't waiting
 # for the rest of a character, but invalid.

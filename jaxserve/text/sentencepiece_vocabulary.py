@@ -6,8 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -15,33 +13,13 @@ from tokenizers import AddedToken
 
 from jaxserve.errors import CheckpointError, UnsupportedModelError
 from jaxserve.sampling.grammar_vocabulary import GrammarEncoder
-from jaxserve.text.added_tokens import AddedTokenSplitter, read_added_tokens
-from jaxserve.text.token_bytes import EACH_BYTE, TokenBytes
+from jaxserve.text.added_tokens import AddedTokenSplitter
+from jaxserve.text.vocabulary import EACH_BYTE, TokenBytes
 
 SPACE = "\u2581"
 _Piece = ModelProto.SentencePiece
 # Types of pieces that sentencepiece itself neither finds in a text nor shows.
 _SPECIAL_TYPES = (_Piece.UNKNOWN, _Piece.CONTROL)
-
-
-def parse_model(data: bytes, source: str) -> ModelProto:
-    """The content of a tokenizer.model file.
-
-    Raises:
-        CheckpointError: it isn't one, or is damaged.
-    """
-    try:
-        model = ModelProto.FromString(data)
-    except Exception:  # protobuf's DecodeError, whose place differs between its implementations
-        model = ModelProto()
-    if not model.pieces:
-        raise CheckpointError(f"{source}: not a sentencepiece model, or damaged")
-    return model
-
-
-def piece_ids(model: ModelProto) -> dict[str, int]:
-    """The ids of a model's pieces."""
-    return {piece.piece: i for i, piece in enumerate(model.pieces)}
 
 
 class SentencePieceVocabulary:
@@ -83,7 +61,8 @@ class SentencePieceVocabulary:
         self.added_ids = frozenset(self._added)
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self._pieces = [piece.piece for piece in model.pieces]
-        self._ids = piece_ids(model) | {token.content: i for i, token in self._added.items()}
+        ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self._ids = ids | {token.content: i for i, token in self._added.items()}
         self.num_ids = 1 + max(len(self._pieces) - 1, *self._added)
         self.size = len(self._pieces) + sum(i >= len(self._pieces) for i in self._added)
         self._before = [] if bos is None else [bos]
@@ -164,44 +143,6 @@ class SentencePieceVocabulary:
         if token_id in self._added or not self._pieces[token_id : token_id + 1]:
             return written
         return written[1:] if self._pieces[token_id].startswith(SPACE) else written
-
-
-def read_sentencepiece(
-    folder: Path, config: Mapping[str, Any], named: Mapping[str, str]
-) -> tuple[SentencePieceVocabulary, dict[str, str]]:
-    """The vocabulary of a Hugging Face folder with a tokenizer.model, and the model's own names
-    (bos_token, eos_token) of tokens that it has.
-
-    Args:
-        config: tokenizer_config.json.
-        named: the tokens that it names.
-
-    Raises:
-        CheckpointError: a file is damaged.
-        UnsupportedModelError: as SentencePieceVocabulary.
-    """
-    file = folder / "tokenizer.model"
-    model = parse_model(file.read_bytes(), str(file))
-    ids = piece_ids(model)
-    spec = model.trainer_spec
-    own = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
-    own = {name: piece for name, piece in own.items() if piece in ids}
-    added = read_added_tokens(folder, ids)
-    ids |= {token.content: i for i, token in added.items()}
-    around = {
-        name: ids.get((own | dict(named)).get(f"{name}_token", ""))
-        for name, default in (("bos", True), ("eos", False))
-        if config.get(f"add_{name}_token", default)
-    }
-    vocabulary = SentencePieceVocabulary(
-        model,
-        added,
-        bos=around.get("bos"),
-        eos=around.get("eos"),
-        prefixes_all=bool(config.get("legacy")),
-        source=str(file),
-    )
-    return vocabulary, own
 
 
 def _processor(model: ModelProto, source: str) -> SentencePieceProcessor:

@@ -27,7 +27,6 @@ from jaxserve.text.incremental_decoder import (
     text_without_end,
     token_bytes_in_context,
 )
-from jaxserve.text.sentencepiece_vocabulary import read_sentencepiece
 from jaxserve.text.vocabulary import Vocabulary
 
 _NAMED_TEMPLATE = Kind(
@@ -221,7 +220,10 @@ def _from_folder(path: Path) -> Tokenizer:
     if file.exists():
         vocabulary = _from_tokenizer_json(file)
     elif model.exists():
-        vocabulary, own = read_sentencepiece(path, config, named)
+        # Imported here, since most models don't need the library.
+        from jaxserve.text.sentencepiece_files import read_folder
+
+        vocabulary, own = read_folder(path, config, named)
         named = own | named
     else:
         raise ModelNotFoundError(f"{path}: it has no tokenizer.json and no tokenizer.model")

@@ -22,8 +22,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     Args:
         messages: ChatMessages, parsed one by one so that errors name the message.
         continue_final_message: continue the last message's text instead of a new message.
-        chat_template_kwargs, documents, reasoning_effort: for the model's chat template; refused
-            if the template doesn't use them.
+        chat_template_kwargs, documents: for the model's chat template; refused if it doesn't use
+            them.
+        reasoning_effort: for the model's chat template; ignored if it doesn't use it.
         include_reasoning: false leaves the reasoning out of the response.
     """
 

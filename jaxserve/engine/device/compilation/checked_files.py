@@ -6,11 +6,14 @@ would be compiled again at every start, or even run.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -45,17 +48,30 @@ def record(folder: Path, since: float) -> None:
 
     Does nothing if the folder can't be written to.
     """
-    known, sums = _read_sums(folder), {}
-    for file in _files(folder):
-        found = _sum(file) if _written(file) >= since else known.get(file.name)
-        if found is not None:
-            sums[file.name] = found
-    if sums == known:
+    if not folder.is_dir():
         return
     try:
-        write_whole(folder / SUMS, json.dumps(sums).encode())
+        with _locked(folder):  # another engine may be recording its own files
+            known, sums = _read_sums(folder), {}
+            for file in _files(folder):
+                found = _sum(file) if _written(file) >= since else known.get(file.name)
+                if found is not None:
+                    sums[file.name] = found
+            if sums != known:
+                write_whole(folder / SUMS, json.dumps(sums).encode())
     except OSError as error:
         log.info("%s: checksums can't be written: %s", folder, error)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes that record checksums out while the context is open."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, data: bytes) -> None:

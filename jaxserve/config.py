@@ -73,7 +73,8 @@ class EngineConfig:
         forbid_compile: raise instead of compiling after ready.
         seed: from which the seeds of requests without one are drawn.
         generation_config: "auto" takes what requests leave unset from the model's own
-            generation_config.json; "none" reads nothing but EOS ids from that file.
+            generation_config.json, or from the card of a packaged model; "none" takes nothing, and
+            reads nothing but EOS ids from that file.
     """
 
     model: str = DEFAULT_MODEL
@@ -173,6 +174,7 @@ class ServerConfig:
         ssl_ca_certs: ask clients for a certificate that one of these has signed.
         allowed_origins: web pages from these origins may use the server (CORS); "*" is any.
         allow_credentials: browsers may send cookies and passwords with those pages' requests.
+        page: serve a page at / on which people try the model and see the block pool.
         access_log: one line of JSON a request, on stderr.
         log_prompts: put the request's body into that line.
         metrics_prefix: begins the names of the metrics that vLLM has too.
@@ -205,6 +207,7 @@ class ServerConfig:
     ssl_ca_certs: str | None = None
     allowed_origins: tuple[str, ...] = field(default=())
     allow_credentials: bool = False
+    page: bool = True
     access_log: bool = True
     log_prompts: bool = False
     metrics_prefix: str = "vllm:"

@@ -49,7 +49,7 @@ def _converse(
     if interactive:
         import readline  # noqa: F401 - adds line editing to input()
 
-        print("Ctrl-D leaves, Ctrl-C stops an answer.", file=sys.stderr)
+        print(_greeting(client, params), file=sys.stderr)
     messages = [{"role": "system", "content": system}] if system else []
     while True:
         try:
@@ -67,6 +67,18 @@ def _converse(
             print()
         else:
             messages += [question, {"role": "assistant", "content": answer}]
+
+
+def _greeting(client: EngineClient, params: SamplingParams) -> str:
+    """Who answers, how to leave, and what can be set."""
+    settings = ", ".join(f"{name} {getattr(params, name)}" for name in MODEL_FLAGS)
+    return (
+        f"This is {client.model_name}, with a context of {client.max_model_len:,} tokens.\n"
+        "Ctrl-D leaves, Ctrl-C stops an answer.\n"
+        f"It samples with {settings}.\n"
+        "Others can be set at the start: --temperature, --top-p, --top-k, --min-p, --seed,\n"
+        "--max-tokens, --system; jaxserve chat --help has them all.\n"
+    )
 
 
 async def _answer(

@@ -37,8 +37,8 @@ HELP = {
     "1.5 times as long (CPU)",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "from which the seeds of requests without one are drawn",
-    "generation_config": "auto uses the sampling defaults in the model's generation_config.json; "
-    "none doesn't",
+    "generation_config": "auto uses the sampling defaults of the model's generation_config.json or "
+    "card; none doesn't",
     # ServerConfig
     "host": "address to listen on",
     "port": "port to listen on; 0 chooses a free one",
@@ -66,6 +66,7 @@ HELP = {
     "ssl_ca_certs": "ask clients for a certificate that one of these has signed",
     "allowed_origins": "web pages from these origins may use the server; * is any",
     "allow_credentials": "browsers may send cookies with those pages' requests",
+    "page": "serve a page at / on which people try the model and see the block pool",
     "access_log": "one line of JSON a request, on stderr",
     "log_prompts": "put the request's body into that line",
     "metrics_prefix": "prefix of the metrics that vLLM has too",

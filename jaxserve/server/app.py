@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.config import ServerConfig
-from jaxserve.server.api import openapi
+from jaxserve.server.api import openapi, page
 from jaxserve.server.api.route_table import ADMIN_OPERATIONS, OPERATIONS
 from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
@@ -43,5 +43,7 @@ def create_app(
     app.on_response_prepare.extend((add_request_id, add_cors_headers))
     operations = OPERATIONS + (ADMIN_OPERATIONS if config.enable_dev_endpoints else ())
     app.add_routes([operation.route() for operation in operations])
+    if config.page:
+        app.add_routes(page.routes())
     app.add_routes(openapi.routes(operations, with_keys=bool(keys)))
     return app

@@ -16,10 +16,15 @@ PUBLIC_PATHS = frozenset(
 )
 
 
+def is_public(path: str) -> bool:
+    """Whether a path is answered without a key. The page's files say nothing of the server."""
+    return path in PUBLIC_PATHS or path == "/" or path.startswith("/page/")
+
+
 @web.middleware
 async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     context = request.app[SERVER_CONTEXT]
-    if context.keys and request.path not in PUBLIC_PATHS:
+    if context.keys and not is_public(request.path):
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         salt = context.keys.find(key.strip()) if scheme.lower() == "bearer" else None
         if salt is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -34,6 +35,41 @@ def test_chat_answers_each_line_and_ends_with_the_input(small_engine: tuple[str,
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert len(done.stdout.splitlines()) >= 2
+
+
+def test_chat_greets_and_answers_in_a_terminal(small_engine: tuple[str, ...]) -> None:
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "chat", *small_engine, "--seed", "1"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+
+    def until(words: bytes) -> None:
+        nonlocal shown
+        while words not in shown:
+            shown += os.read(ours, 4096)
+
+    try:
+        until(b"> ")
+        greeting = shown.decode()
+        assert "This is smollm2-135m, with a context of 1,024 tokens." in greeting
+        assert "Ctrl-D leaves" in greeting
+        assert "temperature 0.2, top_p 0.9" in greeting
+        assert "--temperature" in greeting
+        os.write(ours, b"What is the capital of France?\n")
+        until(b"Paris")
+        shown = b""
+        until(b"> ")
+        os.write(ours, b"\x04")
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def test_an_unknown_model_is_one_clear_line() -> None:

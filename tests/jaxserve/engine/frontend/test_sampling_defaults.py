@@ -31,10 +31,29 @@ def test_the_file_is_read_and_logged_unless_it_is_left_aside(
     assert "temperature=0.0, top_p=0.9" in caplog.text
     caplog.clear()
     assert sampling_defaults(EngineConfig(generation_config="none"), folder) == {}
-    assert sampling_defaults(EngineConfig(), tiny_llama) == {}
+    assert sampling_defaults(EngineConfig(model=str(tiny_llama)), tiny_llama) == {}
     assert not caplog.records
     with pytest.raises(ConfigError, match="generation_config must be auto or none"):
         EngineConfig(generation_config="folder")
+
+
+def test_the_demo_model_is_sampled_as_its_card_says(
+    demo_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HuggingFaceTB/SmolLM2-135M-Instruct: temperature=0.2, top_p=0.9."""
+    assert sampling_defaults(EngineConfig(), demo_model) == {"temperature": 0.2, "top_p": 0.9}
+    assert "temperature=0.2, top_p=0.9, from the model's card" in caplog.text
+    # A file that only looks like it has no card.
+    assert sampling_defaults(EngineConfig(model=str(demo_model)), demo_model) == {}
+    assert sampling_defaults(EngineConfig(generation_config="none"), demo_model) == {}
+
+
+def test_what_holds_without_any_is_logged(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        sampling_defaults(EngineConfig(model=str(tiny_llama)), tiny_llama)
+    assert "temperature=1.0, top_p=1.0, jaxserve's own" in caplog.text
 
 
 def test_prompts_without_params_are_sampled_as_the_model_says(

@@ -29,10 +29,7 @@ async function readEvents(signal) {
   const response = await request("v1/engine/events", { signal });
   for await (const event of eventsOf(response)) {
     state.take(event);
-    if (event.first) {
-      document.getElementById("model").textContent = event.model;
-      pool.redraw();
-    }
+    if (event.first) pool.redraw();
     say("Connected");
     pool.draw();
     steps.draw();

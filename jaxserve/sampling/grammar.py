@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
 
 from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
+from jaxserve.sampling.json_schema import prepare_schema
 from jaxserve.sampling.mask_bits import mask_words
+from jaxserve.sampling.number_bounds import NumberBounds, NumberTokens
 from jaxserve.sampling.params import StructuredOutputsParams
 
 MAX_SOURCE = 250_000  # characters; a rule takes a few, and the compiler recurses once for each rule
@@ -58,10 +61,13 @@ class Grammar:
 
     Args:
         first: packed mask of the first token.
+        numbers: bounds the output's numbers; None if it isn't JSON.
     """
 
-    def __init__(self, matcher: LLMatcher, first: np.ndarray) -> None:
-        self._matcher, self.first = matcher, first
+    def __init__(
+        self, matcher: LLMatcher, first: np.ndarray, numbers: NumberTokens | None = None
+    ) -> None:
+        self._matcher, self.first, self._numbers = matcher, first, numbers
         self.new_bytes, self.used_s = 0, 0.0
 
     @property
@@ -71,14 +77,15 @@ class Grammar:
 
     def start(self) -> GrammarState:
         """The state of a new output."""
-        return GrammarState(self, self._matcher.deep_copy())
+        numbers = None if self._numbers is None else NumberBounds(self._numbers)
+        return GrammarState(self, self._matcher.deep_copy(), numbers)
 
 
 class GrammarState:
     """The grammar's state after the tokens of one output so far."""
 
-    def __init__(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        self._grammar, self._matcher = grammar, matcher
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, numbers: NumberBounds | None) -> None:
+        self._grammar, self._matcher, self._numbers = grammar, matcher, numbers
         self._bits = np.zeros_like(grammar.first)
         self._consumed = 0
         self._spent_s = 0.0
@@ -102,8 +109,12 @@ class GrammarState:
         for token in new:
             if not self._matcher.consume_token(token):
                 break
+            if self._numbers is not None:
+                self._numbers.consume(token)
         else:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            if self._numbers is not None:
+                self._numbers.restrict(self._bits)
         took_s = time.thread_time() - began
         self._spent_s += took_s
         self._grammar.used_s += took_s
@@ -169,6 +180,7 @@ class GrammarCompiler:
                 "structured_outputs",
             )
         self._words = mask_words(vocabulary.num_logits)
+        self._numbers = NumberTokens(vocabulary.tokens, vocabulary.num_logits)
         self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
         tokens = _LLGuidanceTokens(vocabulary)
         self._tokenizer = LLTokenizer(
@@ -181,12 +193,6 @@ class GrammarCompiler:
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Raises InvalidRequestError for what llguidance refuses, with its message."""
         source = _source(params)
-        if len(source) > MAX_SOURCE:
-            raise InvalidRequestError(
-                f"the grammar has {len(source)} characters; at most {MAX_SOURCE} can be compiled: "
-                "shorten it",
-                "structured_outputs",
-            )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         first = np.zeros(self._words, np.int32)
         if not matcher.is_error():
@@ -196,21 +202,46 @@ class GrammarCompiler:
             raise InvalidRequestError(
                 f"the grammar can't be used: {_first_line(matcher)}", "structured_outputs"
             )
-        return Grammar(matcher, first)
+        is_json = params.is_json or (params.grammar is not None and "%json" in params.grammar)
+        return Grammar(matcher, first, self._numbers if is_json else None)
 
 
 def _source(params: StructuredOutputsParams) -> str:
+    """llguidance's form of what an output must match."""
     if params.json_object:
-        return LLMatcher.grammar_from_json_schema({"type": "object"})
+        return LLMatcher.grammar_from_json_schema(prepare_schema('{"type": "object"}'))
     if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
+        return LLMatcher.grammar_from_regex(_bounded(params.regex))
     if params.choice is not None:
         # As alternatives of a grammar they would cost more, and at most 2,000 are allowed.
-        return LLMatcher.grammar_from_regex("|".join(map(re.escape, params.choice)))
+        return LLMatcher.grammar_from_regex(_bounded("|".join(map(re.escape, params.choice))))
     if params.grammar is not None:
-        return LLMatcher.grammar_from_lark(params.grammar)
+        return LLMatcher.grammar_from_lark(_lark(_bounded(params.grammar)))
     assert isinstance(params.json, str)
-    return LLMatcher.grammar_from_json_schema(params.json)
+    return LLMatcher.grammar_from_json_schema(prepare_schema(_bounded(params.json)))
+
+
+def _bounded(source: str) -> str:
+    if len(source) > MAX_SOURCE:
+        raise InvalidRequestError(
+            f"the grammar has {len(source)} characters; at most {MAX_SOURCE} can be compiled: "
+            "shorten it",
+            "structured_outputs",
+        )
+    return source
+
+
+def _lark(grammar: str) -> str:
+    """A grammar in Lark's notation; one in llama.cpp's is translated."""
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # of its own class, and any other for what it didn't expect
+        raise InvalidRequestError(
+            f"the grammar can't be used: as EBNF (root ::= ...) it isn't valid: {error}",
+            "structured_outputs",
+        ) from None
 
 
 def _error(matcher: LLMatcher) -> GrammarError | InvalidRequestError:

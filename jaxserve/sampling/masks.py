@@ -60,7 +60,7 @@ class MaskRules:
             tuple(tuple(word) for word in bad_words if len(word) > 1),
             grammar,
         )
-        rules.check_any(rules.row(0, ()) & (-1 if grammar is None else grammar.first), 0)
+        rules.allowed_row(0, (), None if grammar is None else grammar.first)
         return rules
 
     def row(self, position: int, outputs: Sequence[int]) -> np.ndarray:
@@ -74,14 +74,26 @@ class MaskRules:
             allowed[[*ended, *early]] = False
         return pack_mask(allowed)
 
-    @staticmethod
-    def check_any(row: np.ndarray, position: int) -> None:
-        """Raises UnprocessableError if a packed mask allows no token."""
+    def allowed_row(
+        self, position: int, outputs: Sequence[int], grammar: np.ndarray | None
+    ) -> np.ndarray:
+        """As row(), with the grammar's packed mask. Where the grammar allows nothing but the end,
+        min_tokens doesn't hold it up.
+
+        Raises:
+            UnprocessableError: no token is allowed.
+        """
+        row = self.row(position, outputs)
+        if grammar is not None:
+            row &= grammar
+            if position < self.min_tokens and not row.any():
+                row = self.row(self.min_tokens, outputs) & grammar
         if not row.any():
             raise UnprocessableError(
                 f"the request rules out every token at output position {position}: relax its "
                 "allowed_token_ids, bad_words, min_tokens or structured output"
             )
+        return row
 
     @property
     def needs_each_token(self) -> bool:
@@ -117,11 +129,8 @@ class TokenMask:
             InvalidRequestError: the grammar is too complex to follow.
             UnprocessableError: no token is allowed.
         """
-        row = self._rules.row(position, outputs)
-        if self._grammar is not None:
-            row &= self._grammar.mask(outputs, budget)
-        self._rules.check_any(row, position)
-        return row
+        grammar = None if self._grammar is None else self._grammar.mask(outputs, budget)
+        return self._rules.allowed_row(position, outputs, grammar)
 
 
 def pack_mask(allowed: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ class StructuredOutputsParams:
         elif self.json is not None:
             try:
                 json.loads(self.json)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidRequestError(
                     f"the JSON schema isn't valid JSON: {error}", "structured_outputs"
                 ) from None
@@ -65,6 +65,11 @@ class StructuredOutputsParams:
             object.__setattr__(self, "choice", tuple(self.choice))
             if not self.choice or not all(isinstance(c, str) and c for c in self.choice):
                 raise InvalidRequestError("choice takes non-empty strings", "structured_outputs")
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the output is one JSON value."""
+        return self.json is not None or self.json_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,8 @@ class EngineCore:
             prompt_token_ids=message.prompt_token_ids,
             max_tokens=params.max_tokens,
             stop_token_ids=frozenset() if searches else message.stop_token_ids,
-            min_tokens=params.min_tokens,
+            # A grammar's masks keep to min_tokens, unless the output can't go on.
+            min_tokens=params.min_tokens if grammar is None else 0,
             priority=message.priority,
             arrival_time=time.monotonic(),
             cache_salt=message.cache_salt,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.json_schema import OPTIONS, closed, without_unknown_formats
 from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.server.wire.call_grammar import REQUIRED_CALLS, CallLayout, calls_grammar
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 # llguidance's own key in a schema. It allows no optional white space, so that a model which must
 # call can't generate white space without end.
-_COMPACT = {
-    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-}
+_COMPACT = {OPTIONS: {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +40,9 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def compact_schema(self) -> dict[str, Any]:
-        """The schema for the grammar of a forced call, which allows no optional white space."""
-        return self.schema | _COMPACT
+        """The schema for the grammar of a call, which allows no optional white space and, where the
+        schema says nothing of them, no additional properties."""
+        return closed(without_unknown_formats(self.schema)) | _COMPACT
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -140,19 +140,23 @@ class ToolUse:
         if self.named is not None:
             (schema,) = (f.compact_schema for f in self.functions if f.name == self.named)
             return StructuredOutputsParams(json=schema)
-        return StructuredOutputsParams(grammar=_calls_grammar(self.functions, self.parallel))
+        return StructuredOutputsParams(grammar=self._grammar(REQUIRED_CALLS))
 
+    def call_or_answer(
+        self, layout: CallLayout, special_ids: Mapping[str, int], answer: StructuredOutputsParams
+    ) -> StructuredOutputsParams:
+        """The constraint on an output that is either calls or an answer in JSON.
 
-def _calls_grammar(functions: Sequence[Function], parallel: bool) -> str:
-    """A Lark grammar of a JSON array of calls. Each function's schema stays a document of its own,
-    so that references in it still resolve."""
-    calls = range(len(functions))
-    lines = [
-        'start: "[" call (", " call)* "]"' if parallel else 'start: "[" call "]"',
-        f"call: {' | '.join(f'call_{i}' for i in calls)}",
-    ]
-    for i, function in zip(calls, functions, strict=True):
-        begin = json.dumps(f'{{"name": "{function.name}", "parameters": ')
-        lines.append(f'call_{i}: {begin} arguments_{i} "}}"')
-        lines.append(f"arguments_{i}: %json {json.dumps(function.compact_schema)}")
-    return "\n".join(lines)
+        Args:
+            layout, special_ids, answer: as of calls_grammar().
+        """
+        return StructuredOutputsParams(grammar=self._grammar(layout, special_ids, answer))
+
+    def _grammar(
+        self,
+        layout: CallLayout,
+        special_ids: Mapping[str, int] | None = None,
+        answer: StructuredOutputsParams | None = None,
+    ) -> str:
+        functions = [(function.name, function.compact_schema) for function in self.functions]
+        return calls_grammar(functions, layout, self.parallel, special_ids, answer)

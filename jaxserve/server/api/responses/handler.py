@@ -65,14 +65,7 @@ def render(context: ServerContext, body: ResponsesRequest, params: SamplingParam
     """
     messages = to_messages(body.input, body.instructions)
     effort = body.reasoning.effort if body.reasoning else None
-    tools, form = body.tool_use(), body.text.format if body.text else None
-    conversation = Conversation(
-        messages,
-        tools,
-        {},
-        {"reasoning_effort": effort},
-        answers_by_schema=form is not None and form.type != "text" and tools.mode == "auto",
-    )
+    conversation = Conversation(messages, body.tool_use(), {}, {"reasoning_effort": effort})
     return conversation.render(context, params)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 from jaxserve.server.context import ServerContext
 from jaxserve.server.parsers import (
+    CallOrAnswerParser,
     NamedCallParser,
     RequiredCallsParser,
     TextParser,
@@ -34,12 +35,13 @@ class ChatPrompt:
 
     Args:
         answer_format: what to look for in the answer's text.
-        keep_special_tokens: whether the answer must be decoded with special tokens for that.
+        params: the request's, changed as the answer's format needs it: with special tokens in the
+            text, and with a grammar that lets through calls too.
     """
 
     ids: list[int]
     answer_format: AnswerFormat
-    keep_special_tokens: bool = False
+    params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,6 @@ class Conversation:
         messages: in the template's form.
         extra: further arguments of the template, from chat_template_kwargs.
         fields: arguments that are fields of the request; None for those that are absent.
-        answers_by_schema: the output follows a response format, so nothing in it is a call, unless
-            a call is required, which comes before the format.
         continue_final: the answer continues the last message's text.
     """
 
@@ -61,7 +61,6 @@ class Conversation:
     fields: dict[str, Any]
     add_generation_prompt: bool = True
     continue_final: bool = False
-    answers_by_schema: bool = False
 
     def text(self, context: ServerContext) -> str:
         """The text that the chat template makes of it."""
@@ -98,16 +97,31 @@ class Conversation:
             think, before = ThinkTagParser, ""
         answer_format = AnswerFormat(
             reasoning=partial(think, before) if think else None,
-            tools=None if self.answers_by_schema else _tool_parser(self.tools, context.tool_parser),
+            tools=_tool_parser(self.tools, context.tool_parser, params.structured_outputs),
             show_reasoning=show_reasoning,
             parallel_calls=self.tools.parallel,
             calls_finish=self.tools.named is None,
         )
-        reads_calls = self.tools.mode == "auto" and not self.answers_by_schema
-        calls = context.tool_parser if reads_calls else None
+        return ChatPrompt(ids, answer_format, self._params(context, params, think))
+
+    def _params(
+        self,
+        context: ServerContext,
+        params: SamplingParams,
+        think: type[ThinkTagParser] | None,
+    ) -> SamplingParams:
+        """As ChatPrompt.params."""
+        tokenizer = context.client.tokenizer
+        calls = context.tool_parser if self.tools.mode == "auto" else None
         markers = (think.markers if think else ()) + (calls.markers if calls else ())
-        keep_special_tokens = any(map(context.client.tokenizer.is_special, markers))
-        return ChatPrompt(ids, answer_format, keep_special_tokens)
+        special = {marker: i for i, marker in tokenizer.special_tokens_in(markers).items()}
+        if special:
+            params = replace(params, skip_special_tokens=False)
+        answer = params.structured_outputs
+        if calls is not None and answer is not None and answer.is_json:
+            either = self.tools.call_or_answer(calls.layout, special, answer)
+            params = replace(params, structured_outputs=either)
+        return params
 
     def _check_template(self, context: ServerContext) -> None:
         """Refuses arguments that the model's template would ignore."""
@@ -124,7 +138,9 @@ class Conversation:
                 raise InvalidRequestError(
                     f"this model's chat template doesn't use {name}: leave it out", name
                 )
-        if self.tools.mode == "auto" and not (reads("tools") and context.tool_parser):
+        # If the operator names a parser, the template may tell of tools in its own way.
+        named = context.config.tool_call_parser != "auto"
+        if self.tools.mode == "auto" and not ((named or reads("tools")) and context.tool_parser):
             raise InvalidRequestError(
                 "this model can't choose among tools by itself: its chat template doesn't use "
                 "tools, or the server has no parser for its calls (--tool-call-parser); set "
@@ -160,32 +176,32 @@ def chat_conversation(body: ChatCompletionRequest) -> Conversation:
         fields,
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
-        _has_schema(body) and body.tool_use().mode == "auto",
     )
 
 
-def _has_schema(body: ChatCompletionRequest) -> bool:
-    return body.response_format is not None and body.response_format.type != "text"
-
-
 def _tool_parser(
-    tools: ToolUse, model_parser: type[ToolParser] | None
+    tools: ToolUse,
+    model_parser: type[ToolParser] | None,
+    constraint: StructuredOutputsParams | None,
 ) -> Callable[[], TextParser] | None:
     """Makes parsers of the answer's tool calls; None if it can't have any.
 
     Args:
         model_parser: parses calls in the model's own format.
+        constraint: on the output. An answer in JSON isn't a call.
     """
-    names = [function.name for function in tools.functions]
-    match tools.mode:
-        case "none":
-            return None
-        case "auto":
-            return None if model_parser is None else partial(model_parser, names)
-        case "required":  # the format of the grammar that ToolUse.structured_params() sets
-            if tools.named is None:
-                return partial(RequiredCallsParser, names)
+    names = frozenset(function.name for function in tools.functions)
+    if tools.mode == "none" or (tools.mode == "auto" and model_parser is None):
+        return None
+    if tools.mode == "required":  # the format of the grammar of ToolUse.structured_params()
+        if tools.named is not None:
             return partial(NamedCallParser, tools.named)
+        return partial(RequiredCallsParser, names)
+    assert model_parser is not None
+    parser = partial(model_parser, names)
+    if constraint is None or (model_parser.needs_marker and not constraint.is_json):
+        return parser
+    return partial(CallOrAnswerParser, model_parser.markers[0], parser)
 
 
 def _truncate_after(text: str, final: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from aiohttp import web
@@ -55,7 +55,6 @@ async def start_chat(
     with renaming(body.api_names):
         params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
         prompt = await run_off_loop(request, render, context, body, params)
-    if prompt.keep_special_tokens:
-        params = replace(params, skip_special_tokens=False)
+    params = prompt.params
     batches = generation.submit(context, [prompt.ids], params, **body.scheduling())
     return StartedChat(context, body, params, prompt, batches, TokenCount(len(prompt.ids)))

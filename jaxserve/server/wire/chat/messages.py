@@ -9,6 +9,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.validation import parse
+from jaxserve.text.surrogates import without_half_surrogates
 
 # Chat templates don't know "developer", OpenAI's newer name of the system role.
 ROLES = {
@@ -127,14 +128,11 @@ def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any] | str:
             return given
     if arguments is None:
         return {}
-    return _without_half_surrogates(arguments) if isinstance(arguments, dict) else str(given)
-
-
-def _without_half_surrogates(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Halves of surrogate pairs, which JSON's escapes can write and UTF-8 can't, become U+FFFD."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    replaced: dict[str, Any] = json.loads(whole)
+    if not isinstance(arguments, dict):
+        return str(given)
+    replaced: dict[str, Any] = json.loads(
+        without_half_surrogates(json.dumps(arguments, ensure_ascii=False))
+    )
     return replaced
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tokenizers import pre_tokenizers
 
 LIMIT = aiohttp.ClientTimeout(total=120)  # only against hanging
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -32,17 +33,137 @@ async def test_json_that_names_no_offered_tool_is_an_answer(tiny_server: Any) ->
         assert not answer["choices"][0]["message"].get("tool_calls")
 
 
-async def test_an_answer_by_a_schema_is_no_call(tiny_server: Any) -> None:
-    compact = {"whitespace_flexible": False}  # or a random model may go on with white space
-    call = {"const": {"name": "f", "arguments": {}}, "x-guidance": compact}
-    schema = {"name": "s", "schema": call}
-    form = {"type": "json_schema", "json_schema": schema}
-    status, answer = await chat(tiny_server, tools=[TOOL], response_format=form)
+SCHEMA = {"const": {"name": "f", "arguments": {}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+OPEN, TAG = map(ALPHABET.index, "{<")  # tokens that begin an object and a call
+
+
+@pytest.mark.parametrize("form", [{"response_format": FORM}, {"guided_json": SCHEMA}])
+async def test_an_answer_by_a_schema_is_no_call(tiny_server: Any, form: Any) -> None:
+    status, answer = await chat(tiny_server, tools=[TOOL], logit_bias={OPEN: 100}, **form)
     assert status == 200
     message = answer["choices"][0]["message"]
     assert json.loads(message["content"]) == {"name": "f", "arguments": {}}
     assert not message.get("tool_calls")
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("form", [FORM, {"type": "json_object"}])
+async def test_a_call_is_possible_where_an_answer_has_a_schema(tiny_server: Any, form: Any) -> None:
+    asked = {"tools": [TOOL], "parallel_tool_calls": False, "response_format": form}
+    status, answer = await chat(tiny_server, logit_bias={TAG: 100}, **asked)
+    assert status == 200
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+
+
+async def test_calls_in_a_response_beside_a_schema(tiny_server: Any) -> None:
+    """Whole and streamed, in OpenAI's newer API."""
+    body = {
+        "input": "x",
+        "tools": [{"type": "function", "name": "f"}],
+        "parallel_tool_calls": False,
+        "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
+        "max_output_tokens": 100,
+    }
+    async with (
+        aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+        http.post("/v1/responses", json=body) as response,
+    ):
+        answer = await response.json()
+    assert answer["status"] in ("completed", "incomplete")
+    for item in answer["output"]:
+        if item["type"] == "function_call":
+            assert (item["name"], item["arguments"]) == ("f", "{}")
+        else:
+            text = item["content"][0]["text"]
+            assert answer["status"] == "incomplete" or isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', "{}"])
+async def test_a_call_without_arguments_can_be_sent_back(tiny_server: Any, arguments: str) -> None:
+    text = CALL.replace("{}", arguments)
+    _, first = await chat(tiny_server, tools=[TOOL], guided_choice=[text])
+    message = first["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "y"}
+    history = [{"role": "user", "content": "x"}, message, result]
+    status, _ = await chat(tiny_server, tools=[TOOL], messages=history, max_tokens=1)
+    assert status == 200
+
+
+@pytest.mark.parametrize("end", ["", "</tool_call>"])
+async def test_a_call_that_is_cut_off_is_content(tiny_server: Any, end: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "b' + end
+    _, answer = await chat(tiny_server, tools=[TOOL], guided_choice=[text])
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == (text, None)
+
+
+HALVES = (
+    r"{\"t\":\"\ud83d\"}",
+    r"{\"\udc00\":[\"\ud83d\"]}",
+    r"\ud83d\udc00",
+    "{",
+    "null",
+    "[]",
+    "12",
+    "",
+)
+
+
+@pytest.mark.parametrize("arguments", HALVES)
+async def test_arguments_of_a_history_are_any_text(tiny_server: Any, arguments: str) -> None:
+    """Also as items of the newer API; halves of surrogate pairs among them, whole or escaped."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "ARGUMENTS"}}
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "y"},
+    ]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "ARGUMENTS"},
+        {"type": "function_call_output", "call_id": "c", "output": "y"},
+    ]
+    quoted = json.dumps(arguments)
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": history, "max_tokens": 1}),
+        ("/v1/responses", {"input": items, "max_output_tokens": 1}),
+    ):
+        async with (
+            aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+            http.post(
+                path,
+                data=json.dumps(fields).replace('"ARGUMENTS"', quoted),
+                headers={"Content-Type": "application/json"},
+            ) as response,
+        ):
+            assert response.status == 200, await response.text()
+
+
+async def test_half_a_surrogate_in_a_body_is_named(tiny_server: Any) -> None:
+    data = '{"messages": [{"role": "user", "content": "\\ud83d"}], "max_tokens": 1}'
+    json_type = {"Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+        http.post("/v1/chat/completions", data=data, headers=json_type) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 400
+        assert "byte" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "text", [r'"\ud83d"', r'{"const": "\ud83d"}', r'{"description": "\ud83d"}']
+)
+async def test_half_a_surrogate_in_a_schema_is_no_failure(tiny_server: Any, text: str) -> None:
+    status, _ = await chat(tiny_server, guided_json=text, max_tokens=1)
+    assert status in (200, 400)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

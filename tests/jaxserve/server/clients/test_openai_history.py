@@ -59,7 +59,13 @@ def test_a_parsed_answer(client: openai.OpenAI) -> None:
 
 def test_streamed_calls(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
-        model="tiny", messages=[USER], tools=[TOOL], tool_choice="required", max_tokens=200
+        model="tiny",
+        messages=[USER],
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+        temperature=0,
     ) as stream:
         message = stream.get_final_completion().choices[0].message
     assert message.tool_calls

@@ -40,6 +40,7 @@ _JAX_SETTINGS = {
     "jax_disable_jit": False,
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
+    "jax_transfer_guard": None,
 }
 
 

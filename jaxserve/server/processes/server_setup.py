@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -24,15 +23,14 @@ from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.observability.tracing import Tracer
 from jaxserve.server.observability.worker_stats import WorkerStats
+from jaxserve.server.processes.connection import ConnectionRunner
 from jaxserve.server.processes.listening_socket import url_of
-from jaxserve.server.processes.tls import tls_context, watch_certificate
+from jaxserve.server.processes.tls import tls_context
 from jaxserve.server.wire.errors import BadHttpFilter
 
 # After the engine is closed, for sending the responses that handlers still write.
 FLUSH_SECONDS = 2.0
 BACKLOG = 1024
-HEAD_TIMEOUT_S = 60.0
-MAX_HEADER_BYTES = 65_536  # of one header, and of the request line
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +87,7 @@ class ServerSetup:
             workers.serve_own(context.admission, context.worker_registry),
             _listening(app, sock, self.tls) as site,
         ):
-            renewal = None
-            if self.tls is not None:
-                renewal = asyncio.create_task(watch_certificate(self.tls, self.config))
             yield context, site
-            if renewal is not None:
-                renewal.cancel()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
@@ -103,14 +96,7 @@ class ServerSetup:
 async def _listening(
     app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[web.BaseSite]:
-    runner = _AppRunner(
-        app,
-        handler_cancellation=True,
-        shutdown_timeout=FLUSH_SECONDS,
-        access_log=None,
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
-    )
+    runner = ConnectionRunner(app, handler_cancellation=True, shutdown_timeout=FLUSH_SECONDS)
     try:
         await runner.setup()
         site = web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls)
@@ -124,29 +110,6 @@ async def _listening(
         # errors are sent.
         await app[SERVER_CONTEXT].client.close()
         await runner.cleanup()
-
-
-class _AppRunner(web.AppRunner):
-    """Closes connections that haven't sent a whole request head within HEAD_TIMEOUT_S: aiohttp has
-    no limit of its own for that."""
-
-    @property
-    def server(self) -> Any:  # what sites make a connection's protocol with
-        server = super().server
-        if server is None:
-            return None
-
-        def connect() -> asyncio.Protocol:
-            handler = server()
-            asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, _close_without_request, handler)
-            return handler
-
-        return connect
-
-
-def _close_without_request(handler: web.RequestHandler) -> None:
-    if handler._request_count == 0 and handler.transport is not None:
-        handler.transport.abort()
 
 
 def _raise_file_limit() -> None:

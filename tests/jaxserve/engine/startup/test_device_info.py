@@ -12,13 +12,21 @@ import pytest
 GENERATE = "from jaxserve import LLM; LLM({!r}, progress=False, kv_cache_memory=2**20)"
 
 
-@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DISABLE_JIT"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_ENABLE_X64", "1"),
+        ("JAX_DEBUG_NANS", "1"),
+        ("JAX_DISABLE_JIT", "1"),
+        ("JAX_TRANSFER_GUARD", "disallow"),
+    ],
+)
 def test_settings_of_jax_that_change_programs_are_refused_by_name(
-    tiny_llama: Path, name: str
+    tiny_llama: Path, name: str, value: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GENERATE.format(str(tiny_llama))],
-        env={**os.environ, name: "1"},
+        env={**os.environ, name: value},
         capture_output=True,
         text=True,
         check=False,

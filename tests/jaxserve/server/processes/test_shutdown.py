@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from bench.common.server_client import events_of, scrape
-from jaxserve.server.processes import server_setup
+from jaxserve.server.processes import connection
 
 pytestmark = pytest.mark.slow
 
@@ -214,14 +214,14 @@ async def test_a_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In this process, where the limit can be set."""
-    monkeypatch.setattr(server_setup, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
 
     async def hello(_: web.Request) -> web.Response:
         return web.Response(text="hello")
 
     app = web.Application()
     app.router.add_get("/", hello)
-    runner = server_setup._AppRunner(app)
+    runner = connection.ConnectionRunner(app)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

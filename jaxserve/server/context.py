@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -145,15 +144,14 @@ class ServerContext:
                 )
         return params
 
-    def limit_output(
-        self, params: SamplingParams, prompts: Sequence[Sequence[int]]
-    ) -> SamplingParams:
-        """The params with the server's own limit of output tokens, if they have none: never more
-        than the context leaves to the longest prompt."""
-        if params.max_tokens is not None or self.config.max_output_tokens is None:
-            return params
-        left = self.client.max_model_len - max(map(len, prompts))
-        return replace(params, max_tokens=min(self.config.max_output_tokens, left))
+    def default_max_tokens(self, of_endpoint: int | None) -> int | None:
+        """The limit of output tokens of requests without one; None is what the context leaves.
+
+        Args:
+            of_endpoint: the API's own default.
+        """
+        limits = (of_endpoint, self.config.max_output_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.model_names:

@@ -189,17 +189,21 @@ class EngineClient:
         params: SamplingParams,
         add_special_tokens: bool = True,
         generates: bool = True,
+        default_max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt, validated but not submitted. stream() takes them as they are.
 
         Args:
             add_special_tokens: put BOS (and EOS) around a text where the model's files say so.
             generates: whether output tokens are wanted; without, a prompt may fill the context.
+            default_max_tokens: as of stream().
 
         Raises:
             InvalidRequestError: what generate() would refuse.
         """
-        return self._validator.prompt_ids(prompt, params, add_special_tokens, generates)
+        return self._validator.prompt_ids(
+            prompt, params, add_special_tokens, generates, default_max_tokens
+        )
 
     async def generate(
         self,
@@ -231,6 +235,7 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
         pool: bool = False,
+        default_max_tokens: int | None = None,
         echoes_prompt: bool = False,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
         """Streams several prompts to one reader: each time all deltas since the last time.
@@ -244,6 +249,8 @@ class EngineClient:
             priority: lower runs first; only under the scheduling policy `priority`.
             cache_salt: only requests with the same salt share cached text.
             pool: give the prompts' embeddings; params.max_tokens must be 1.
+            default_max_tokens: the limit of params without max_tokens, if a prompt leaves room for
+                so many; None is what the context leaves.
             echoes_prompt: Tokenizer.decode_echo() is shown before the text; an unfinished character
                 at the prompt's end then comes with the text.
 
@@ -265,15 +272,16 @@ class EngineClient:
         streams: dict[str, RequestStream] = {}
         try:
             for i, ids in enumerate(several):
+                own = self._validator.limited(params, ids, default_max_tokens)
                 own_id = self._ids.new(request_id or "request")
                 streams[own_id] = self._streams[own_id] = RequestStream(
                     OutputProcessor(self.tokenizer, params, ids, i * params.n, echoes_prompt),
-                    RequestTimes(len(ids), params, request_id),
+                    RequestTimes(len(ids), own, request_id),
                     queue,
                     self.observers,
                 )
                 self._connection.send(
-                    self._validator.submission(own_id, ids, params, priority, cache_salt, pool)
+                    self._validator.submission(own_id, ids, own, priority, cache_salt, pool)
                 )
             while queue.has_more:
                 yield await queue.take()

@@ -40,6 +40,7 @@ class RequestValidator:
         params: SamplingParams,
         add_special_tokens: bool = True,
         generates: bool = True,
+        default_max_tokens: int | None = None,
     ) -> ValidatedPrompt:
         """Token ids of a prompt that the engine can serve with these params.
 
@@ -47,6 +48,8 @@ class RequestValidator:
             prompt: what was validated before is returned as it is.
             add_special_tokens: as of Tokenizer.encode(); only for text.
             generates: whether output tokens are wanted; without, a prompt may fill the context.
+            default_max_tokens: output tokens for which truncation leaves room, if the params have
+                no limit.
 
         Raises:
             InvalidRequestError: the prompt is empty or too long, or has ids outside the vocabulary.
@@ -59,7 +62,8 @@ class RequestValidator:
         else:
             ids = _whole(prompt)
         if (keep := params.truncate_prompt_tokens) is not None:
-            ids = ids[-(self.max_model_len - (params.max_tokens or 1) if keep == -1 else keep) :]
+            output = params.max_tokens or default_max_tokens or 1
+            ids = ids[-(self.max_model_len - output if keep == -1 else keep) :]
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
@@ -97,6 +101,19 @@ class RequestValidator:
             param,
             "context_length_exceeded",
         )
+
+    def limited(
+        self, params: SamplingParams, ids: Sequence[int], default: int | None
+    ) -> SamplingParams:
+        """The params with a limit of output tokens for a prompt, if they have none: the default,
+        but never more than the context leaves.
+
+        Raises:
+            InvalidRequestError: that is less than min_tokens.
+        """
+        if params.max_tokens is not None or default is None:
+            return params
+        return replace(params, max_tokens=min(default, self.max_model_len - len(ids)))
 
     def submission(
         self,

@@ -18,7 +18,11 @@ from jaxserve.server.api.shared.generation import DeltaBatches
 from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
 from jaxserve.server.api.shared.logprobs_writer import ChoiceLogprobs, LogprobsWriter
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
-from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
+from jaxserve.server.wire.completions.request import (
+    COMPLETION_UNSUPPORTED,
+    DEFAULT_MAX_TOKENS,
+    CompletionRequest,
+)
 from jaxserve.server.wire.completions.response import Completion, CompletionChoice
 from jaxserve.server.wire.logprobs import PromptLogprobsBody, TextLogprobs
 from jaxserve.server.wire.response_fields import TokenCount
@@ -38,7 +42,14 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     prompts = await run_off_loop(request, tokenize, context, body, params)
     _check_echo_size(body, prompts, params)
     echoes = bool(body.echo) and not body.only_echo
-    batches = generation.submit(context, prompts, params, **body.scheduling(), echoes_prompt=echoes)
+    batches = generation.submit(
+        context,
+        prompts,
+        params,
+        **body.scheduling(),
+        echoes_prompt=echoes,
+        default_max_tokens=context.default_max_tokens(DEFAULT_MAX_TOKENS),
+    )
     if body.only_echo:
         batches = _without_output(batches)
     count = TokenCount(sum(map(len, prompts)))
@@ -79,7 +90,10 @@ def tokenize(
         )
     special = body.add_special_tokens is not False
     generates = not body.only_echo
-    return [context.client.prepare(prompt, params, special, generates) for prompt in prompts]
+    default = context.default_max_tokens(DEFAULT_MAX_TOKENS)
+    return [
+        context.client.prepare(prompt, params, special, generates, default) for prompt in prompts
+    ]
 
 
 def _check_echo_size(

@@ -32,20 +32,22 @@ def submit(
     priority: int = 0,
     cache_salt: str | None = None,
     echoes_prompt: bool = False,
+    default_max_tokens: int | None = None,
 ) -> DeltaBatches:
     """Starts generation for the HTTP request that this task serves.
 
     Args:
-        echoes_prompt: as of EngineClient.stream().
+        echoes_prompt, default_max_tokens: as of EngineClient.stream().
     """
     record = current_record()
     return context.client.stream(
         prompts,
-        context.limit_output(params, prompts),
+        params,
         request_id=record.id,
         priority=priority,
         cache_salt=record.cache_salt(cache_salt),
         echoes_prompt=echoes_prompt,
+        default_max_tokens=default_max_tokens,
     )
 
 

@@ -56,5 +56,8 @@ async def start_chat(
         params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
         prompt = await run_off_loop(request, render, context, body, params)
     params = prompt.params
-    batches = generation.submit(context, [prompt.ids], params, **body.scheduling())
+    default = context.default_max_tokens(None)
+    batches = generation.submit(
+        context, [prompt.ids], params, **body.scheduling(), default_max_tokens=default
+    )
     return StartedChat(context, body, params, prompt, batches, TokenCount(len(prompt.ids)))

@@ -16,7 +16,7 @@ from jaxserve.server.wire.generation_request import (
 )
 from jaxserve.server.wire.validation import renaming
 
-DEFAULT_MAX_TOKENS = 16
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
@@ -46,9 +46,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         return prompt_list(self.prompt, "prompt")
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
-        """max_tokens is 16 unless given, as in OpenAI's API."""
-        absent = self.max_tokens is None
-        limit = DEFAULT_MAX_TOKENS if absent else self.max_tokens
+        limit = self.max_tokens
         if self.only_echo:
             limit = 1  # the engine's minimum; the token isn't returned
         all_returned = self.best_of == self.returned_choices

@@ -125,6 +125,29 @@ async def test_the_servers_own_limit_of_outputs_is_clamped(start_tiny: Any) -> N
         usage = answer["usage"]
         assert usage["completion_tokens"] == min(48, 64 - usage["prompt_tokens"])
     assert usage["completion_tokens"] < 48
+    # Each prompt of a completion has what is left to it, and its own default of 16.
+    asked = {"prompt": ["x" * 5, "x" * 55], "ignore_eos": True, "return_token_ids": True}
+    status, answer, _ = await post(server, "/v1/completions", asked)
+    assert status == 200, answer
+    assert [len(choice["token_ids"]) for choice in answer["choices"]] == [16, 9]
+    cut = {"prompt": "x" * 300, "truncate_prompt_tokens": -1, "ignore_eos": True}
+    status, answer, _ = await post(server, "/v1/completions", cut)
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 64 - 16)
+    assert answer["usage"]["completion_tokens"] == 16
+    status, answer, _ = await post(server, "/v1/completions", asked | {"max_tokens": 40})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.slow
+async def test_a_servers_limit_below_the_apis_default(start_tiny: Any) -> None:
+    server = start_tiny("--max-output-tokens", "8")
+    asked = {"prompt": "x", "ignore_eos": True}
+    status, answer, _ = await post(server, "/v1/completions", asked)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
+    status, answer, _ = await post(server, "/v1/completions", asked | {"max_tokens": 9})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+    status, answer, _ = await post(server, "/v1/completions", asked | {"min_tokens": 9})
+    assert (status, answer["error"]["param"]) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_chat_without_a_limit_goes_to_the_context_limit(client: openai.OpenAI, m
 
 def test_n_choices_with_logprobs(client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "messages": FRANCE, "n": 3, "seed": 7, "max_tokens": 8}
-    asked |= {"logprobs": True, "top_logprobs": 2}
+    asked |= {"logprobs": True, "top_logprobs": 2, "temperature": 1}
     whole = client.chat.completions.create(**asked)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in whole.choices}) > 1

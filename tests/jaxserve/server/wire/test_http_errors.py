@@ -37,7 +37,7 @@ async def error_of(response: ClientResponse) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/moderations", "/v1/chat/completions/x"])
+@pytest.mark.parametrize("path", ["/v", "/v1", "/v1/moderations", "/v1/chat/completions/x"])
 async def test_unknown_path(http: TestClient[Any, Any], path: str) -> None:
     response = await http.post(path, json={})
     assert response.status == 404

@@ -28,7 +28,7 @@ def test_max_completion_tokens_takes_precedence() -> None:
     assert parse_chat(max_tokens=5, max_completion_tokens=7).to_sampling_params().max_tokens == 7
     assert parse_chat(max_tokens=5).to_sampling_params().max_tokens == 5
     assert parse_chat().to_sampling_params().max_tokens is None
-    assert parse_text().to_sampling_params().max_tokens == 16
+    assert parse_text().to_sampling_params().max_tokens is None  # 16, or what the context leaves
     assert parse_text(max_tokens=3).to_sampling_params().max_tokens == 3
 
 

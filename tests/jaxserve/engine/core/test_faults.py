@@ -365,7 +365,7 @@ def test_a_deep_grammar_is_compiled_and_a_longer_one_refused(llm: LLM) -> None:
         structured_outputs=StructuredOutputsParams(grammar=chain), max_tokens=3, temperature=0
     )
     assert llm.generate([65], params)[0].outputs[0].text in ("aaa", "aab", "ab", "b")
-    long = StructuredOutputsParams(regex="a" * MAX_SOURCE)
+    long = StructuredOutputsParams(regex="a" * (MAX_SOURCE + 1))
     with pytest.raises(InvalidRequestError, match="characters"):
         llm.generate([65], SamplingParams(structured_outputs=long))
 

@@ -22,7 +22,9 @@ ARGUMENTS = (
 TIMEOUT_MS = 120_000
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the session: while it is open, the event loop of Playwright runs in this thread,
+# and no other test could run one.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no chromium here: install it, or name it in $CHROMIUM")

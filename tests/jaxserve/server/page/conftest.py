@@ -22,7 +22,7 @@ ARGUMENTS = (
 TIMEOUT_MS = 120_000
 
 
-# Of a module, not of the session: while it is open, the event loop of Playwright runs in this thread,
+# Of a module, not of the session: while it is open, Playwright's event loop runs in this thread,
 # and no other test could run one.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:

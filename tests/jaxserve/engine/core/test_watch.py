@@ -24,6 +24,7 @@ def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_are_told_with_their_rows_and_times(llm: LLM, every_look: None) -> None:
+    assert llm.core.reset_prefix_cache()  # which other tests may have filled with these prompts
     llm.core.set_watch(True)
     view, steps = EngineView(llm.core.ready.num_blocks), []
     prompts = [[65 + i] * 20 for i in range(3)]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxserve
-from jaxserve.cli import bench, chat, convert, generate, plan, pull, run_batch, serve
+from jaxserve.cli import bench, chat, convert, generate, plan, pull, run_batch, serve, top
 from jaxserve.errors import JaxserveError
 
 FAILED = 1
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jaxserve", description="LLM serving on JAX/XLA.")
     parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (serve, generate, chat, run_batch, bench, plan, pull, convert):
+    for module in (serve, generate, chat, run_batch, bench, top, plan, pull, convert):
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
         module.add_arguments(command)

@@ -124,5 +124,5 @@ export function hueOf(key) {
 }
 
 export function colourOf(key) {
-  return `hsl(${hueOf(key)} 62% 50%)`;
+  return `hsl(${hueOf(key)} 62% 42%)`;
 }

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.text.template_forms import TemplateForms, find_forms
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 
@@ -29,6 +30,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
+        self._forms: dict[str, TemplateForms] = {}  # by source
 
     def render(
         self,
@@ -41,29 +43,45 @@ class ChatTemplate:
         """The conversation as the model's prompt text.
 
         Args:
+            messages: content is a text, arguments of calls are objects or any text; the template
+                gets them in the forms that it takes.
             kwargs: passed on to the template (documents, enable_thinking, ...).
 
         Raises:
             InvalidRequestError: the model has no template, or its template refuses the messages.
         """
         source = self._source(tools)
+        variables = {"documents": None} | kwargs | {"add_generation_prompt": add_generation_prompt}
         try:
-            return _compile(source).render(
-                **self._special_tokens
-                | {"documents": None}
-                | kwargs
-                | {
-                    "messages": messages,
-                    "tools": tools,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return self._render(source, self._forms_of(source).adapted(messages), tools, variables)
         except InvalidRequestError:
             raise
         except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template can't render these messages: {error}", "messages"
             ) from error
+
+    def _render(
+        self,
+        source: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        values = {**self._special_tokens, **variables, "messages": messages, "tools": tools}
+        return _compile(source).render(values)
+
+    def _forms_of(self, source: str) -> TemplateForms:
+        if source not in self._forms:
+
+            def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
+                try:
+                    return self._render(source, messages, None, {"documents": None})
+                except Exception:  # as in render()
+                    return None
+
+            self._forms[source] = find_forms(render)
+        return self._forms[source]
 
     def replaced_by(self, source: str) -> ChatTemplate:
         """One other template, with the same special tokens."""

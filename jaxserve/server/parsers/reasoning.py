@@ -15,15 +15,16 @@ class ThinkTagParser:
     Tags anywhere but at the beginning of the output are content.
 
     Args:
-        prompt: the prompt's text, which may end with the open tag.
+        prompt: the prompt's text, whose end decides what the output begins with if it is a tag.
+        begun: the beginning of the answer that the prompt ends with, which the output continues.
     """
 
     markers: ClassVar[tuple[str, ...]] = (OPEN_TAG, CLOSE_TAG)
     _tag_optional: ClassVar[bool] = False  # whether output without an open tag is reasoning
 
-    def __init__(self, prompt: str) -> None:
-        inside = prompt.rstrip().endswith(OPEN_TAG)
-        self._kind = "reasoning" if inside else ""  # "" until that is known
+    def __init__(self, prompt: str, begun: str = "") -> None:
+        # "content", "reasoning", or "" until that is known
+        self._kind = _kind_after(prompt.removesuffix(begun), begun)
         self._held = ""
 
     def feed(self, text: str) -> list[ParsedDelta]:
@@ -52,6 +53,13 @@ class ThinkTagParser:
         if self._kind == "reasoning" or (not self._kind and self._tag_optional):
             return [ParsedDelta("reasoning", held)] if held else []
         return content_delta(held)
+
+
+def _kind_after(prompt: str, begun: str) -> str:
+    before, own = prompt.rstrip(), begun.lstrip()
+    if before.endswith(OPEN_TAG) or own.startswith(OPEN_TAG):
+        return "content" if CLOSE_TAG in own else "reasoning"
+    return "content" if own or before.endswith(CLOSE_TAG) else ""
 
 
 class DeepSeekR1Parser(ThinkTagParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,13 +73,30 @@ class Conversation:
         if "reasoning_effort" in given and not reads("reasoning_effort"):
             ignore("reasoning_effort")
             del given["reasoning_effort"]
+        extra = {name: value for name, value in self.extra.items() if value is not None}
+        messages, mark = self.messages, ""
+        if self.continue_final:
+            # Whatever the template writes after the content is cut off at a mark at its end.
+            mark, last = f"mark{secrets.token_hex(8)}", messages[-1]
+            messages = [*messages[:-1], last | {"content": last["content"] + mark}]
         text = context.client.tokenizer.apply_chat_template(
-            self.messages,
+            messages,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final,
             tools=self.tools.for_template(),
-            **given | self.extra,
+            **given | extra,
         )
-        return _truncate_after(text, self.messages[-1]["content"]) if self.continue_final else text
+        if mark not in text:
+            raise InvalidRequestError(
+                "continue_final_message: the model's chat template doesn't write the last "
+                "message's text",
+                "continue_final_message",
+            )
+        return text[: text.rindex(mark)] if mark else text
+
+    @property
+    def begun(self) -> str:
+        """The text of the answer that the prompt ends with."""
+        return str(self.messages[-1]["content"]) if self.continue_final else ""
 
     def render(
         self,
@@ -90,13 +108,13 @@ class Conversation:
         text = self.text(context)
         # By default without special tokens, because the template writes them.
         ids = context.client.prepare(text, params, add_special_tokens)
-        think, before = context.reasoning_parser, text
+        think, before, begun = context.reasoning_parser, text, self.begun
         if think and params.structured_outputs:
             # A grammar constrains the output alone, so a prompt that ends with an open tag doesn't
             # make the output's beginning reasoning.
-            think, before = ThinkTagParser, ""
+            think, before, begun = ThinkTagParser, "", ""
         answer_format = AnswerFormat(
-            reasoning=partial(think, before) if think else None,
+            reasoning=partial(think, before, begun) if think else None,
             tools=_tool_parser(self.tools, context.tool_parser, params.structured_outputs),
             show_reasoning=show_reasoning,
             parallel_calls=self.tools.parallel,
@@ -126,8 +144,8 @@ class Conversation:
     def _check_template(self, context: ServerContext) -> None:
         """Refuses arguments that the model's template would ignore."""
         reads = context.client.tokenizer.template_reads
-        for name in self.extra:
-            if not reads(name):
+        for name, value in self.extra.items():
+            if value is not None and not reads(name):
                 raise InvalidRequestError(
                     f"this model's chat template doesn't use {name}: leave it out of "
                     "chat_template_kwargs",
@@ -202,18 +220,3 @@ def _tool_parser(
     if constraint is None or (model_parser.needs_marker and not constraint.is_json):
         return parser
     return partial(CallOrAnswerParser, model_parser.markers[0], parser)
-
-
-def _truncate_after(text: str, final: str) -> str:
-    """A rendered conversation up to the end of its last message's content, by the rule of
-    transformers' continue_final_message."""
-    stripped = final.strip()
-    at = text.rfind(stripped) if stripped else -1
-    if at < 0:
-        raise InvalidRequestError(
-            "continue_final_message: the last message has no text to continue from",
-            "continue_final_message",
-        )
-    # White space at the content's end is kept, unless the template has removed it.
-    whole = final.lstrip()
-    return text[:at] + (whole if text.startswith(whole, at) else stripped)

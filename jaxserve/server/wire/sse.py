@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
+IDLE_S, COMMENT = 15.0, b": more to come\n\n"
 # A client that reads nothing for so long is disconnected; its request is aborted.
 WRITE_TIMEOUT_S = 120.0
 _encode_json = msgspec.json.Encoder().encode
@@ -79,14 +81,20 @@ class EventStream:
 
     Args:
         on_error: encodes the error event.
+        idle_s: after so many seconds without an event, the next empty write sends a comment, so
+            that neither the client nor a proxy takes the stream for dead.
     """
 
     def __init__(
-        self, request: web.Request, on_error: Callable[[ApiError], bytes] = error_event
+        self,
+        request: web.Request,
+        on_error: Callable[[ApiError], bytes] = error_event,
+        idle_s: float = IDLE_S,
     ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._on_error = on_error
+        self._idle_s, self._written = idle_s, time.monotonic()
 
     async def write(self, events: bytes) -> None:
         """Writes events without buffering; waits while the client's socket is full.
@@ -95,7 +103,10 @@ class EventStream:
             ConnectionError: the client is gone, or has read nothing for WRITE_TIMEOUT_S.
         """
         if not events:
-            return
+            if not self.response.prepared or time.monotonic() - self._written < self._idle_s:
+                return
+            events = COMMENT
+        self._written = time.monotonic()
         if not self.response.prepared:
             await self.response.prepare(self._request)
         try:

@@ -182,3 +182,79 @@ async def test_documents_that_ask_for_nothing_change_nothing(tiny_server: Any) -
     status, empty = await chat(tiny_server, max_tokens=1, documents=[])
     assert status == 200
     assert empty["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+SPACE = {ALPHABET.index("Ċ"): 100}  # a line feed, in the tokens' own letters
+
+
+async def test_formats_that_nobody_knows_are_annotations(tiny_server: Any) -> None:
+    schema = {"enum": ["x"], "type": "string", "format": "password"}
+    status, answer = await chat(tiny_server, guided_json=schema)
+    assert status == 200
+    assert json.loads(answer["choices"][0]["message"]["content"]) == "x"
+
+
+@pytest.mark.parametrize("api", ["guided_json", "structured_outputs", "response_format"])
+async def test_white_space_in_json_ends(tiny_server: Any, api: str) -> None:
+    schema = {"enum": [[1]]}
+    fields: dict[str, Any] = {
+        "guided_json": schema,
+        "structured_outputs": {"json": schema},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }
+    _, answer = await chat(
+        tiny_server, logit_bias=SPACE, temperature=0, max_tokens=50, **{api: fields[api]}
+    )
+    (choice,) = answer["choices"]
+    assert json.loads(choice["message"]["content"]) == [1]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_numbers_in_json_end(tiny_server: Any) -> None:
+    nines = {ALPHABET.index("9"): 100}
+    _, answer = await chat(
+        tiny_server, guided_json={"type": "number"}, logit_bias=nines, temperature=0
+    )
+    (choice,) = answer["choices"]
+    assert 10**15 < json.loads(choice["message"]["content"]) < 1e308
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
+        {"guided_grammar": 'root ::= x\nx ::= "a" | "b" # letters'},
+        {"guided_grammar": 'start: "a" | "b"'},
+    ],
+)
+async def test_both_notations_of_grammars(tiny_server: Any, fields: Any) -> None:
+    status, answer = await chat(tiny_server, **fields)
+    assert status == 200
+    assert answer["choices"][0]["message"]["content"] in ("a", "b")
+
+
+async def test_a_finished_grammar_ends_before_min_tokens(tiny_server: Any) -> None:
+    status, answer = await chat(tiny_server, guided_choice=["ab"], min_tokens=20)
+    assert status == 200
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "stop")
+
+
+async def test_a_forced_call_has_the_named_arguments_alone(tiny_server: Any) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": city}}
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in ("required", named):
+        _, answer = await chat(
+            tiny_server, tools=[tool], tool_choice=choice, parallel_tool_calls=False
+        )
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["arguments"] == '{"city": "Rome"}'
+
+
+async def test_an_answer_of_reasoning_alone_can_be_sent_back(tiny_server: Any) -> None:
+    user = {"role": "user", "content": "x"}
+    thought = {"role": "assistant", "content": None, "reasoning": "a"}
+    status, _ = await chat(tiny_server, messages=[user, thought, user], max_tokens=1)
+    assert status == 200

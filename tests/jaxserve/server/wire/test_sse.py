@@ -28,11 +28,11 @@ class Note(msgspec.Struct):
 Sender = Callable[[EventStream], Awaitable[None]]
 
 
-async def fetch(sender: Sender) -> tuple[int, Any, bytes]:
+async def fetch(sender: Sender, **settings: Any) -> tuple[int, Any, bytes]:
     """Status, headers and body of a response that `sender` writes."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        async with EventStream(request) as events:
+        async with EventStream(request, **settings) as events:
             await sender(events)
         return events.response
 
@@ -56,6 +56,20 @@ async def test_events_and_done() -> None:
     first, second, done, rest = body.split(b"\n\n")
     assert msgspec.json.decode(first.removeprefix(b"data: ")) == {"text": "a\nb"}
     assert msgspec.json.decode(second.removeprefix(b"data: ")) == {"text": "ü"}
+    assert (done, rest) == (b"data: [DONE]", b"")
+
+
+async def test_a_stream_without_news_has_comments() -> None:
+    async def sender(events: EventStream) -> None:
+        await events.write(b"")  # before the first event there is no stream
+        await events.write(event(Note("a")))
+        await events.write(b"")
+        await events.end(DONE)
+
+    _, _, body = await fetch(sender, idle_s=0)
+    first, comment, done, rest = body.split(b"\n\n")
+    assert first.startswith(b"data: ")
+    assert comment.startswith(b":")
     assert (done, rest) == (b"data: [DONE]", b"")
 
 

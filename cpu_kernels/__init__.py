@@ -47,12 +47,13 @@ def _cache_folder() -> str:
 
 # Numba reads the setting when it decorates a function, so it is set only while the kernels load.
 _original_folder, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
-from cpu_kernels.thread_pool import ATTENTION, LINEAR, STORED_LINEAR  # noqa: E402
+from cpu_kernels.thread_pool import ATTENTION, LINEAR, PACKED_LINEAR, STORED_LINEAR  # noqa: E402
+from cpu_kernels.tiles import TILE  # noqa: E402
 from cpu_kernels.widen import BLOCKS, KINDS  # noqa: E402
 
 numba.config.CACHE_DIR = _original_folder
 
-CUSTOM_CALLS = (ATTENTION, LINEAR, STORED_LINEAR)
+CUSTOM_CALLS = (ATTENTION, LINEAR, PACKED_LINEAR, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
 
@@ -75,6 +76,41 @@ def linear(x: jax.Array, w: jax.Array) -> jax.Array:
         raise ValueError(f"x must be [T, I] and w [O, I]; got {x.shape} and {w.shape}")
     shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(LINEAR, shape)(x, w)
+
+
+def pack(w: jax.Array) -> jax.Array:
+    """A matrix [O, I] in the order in which `packed_linear` reads it: [N, I, C], of N times C
+    outputs, those from O on zeros. C depends on the processor."""
+    outputs, inputs = w.shape
+    panels = -(-outputs // TILE.columns)
+    padded = jnp.pad(w, ((0, panels * TILE.columns - outputs), (0, 0)))
+    return padded.reshape(panels, TILE.columns, inputs).swapaxes(1, 2)
+
+
+def packed_linear(x: jax.Array, columns: jax.Array, outputs: int) -> jax.Array:
+    """x @ w.T with w as `pack` leaves it: bit for bit what `linear` gives, faster.
+
+    Args:
+        x: [T, I] float32. Trailing rows of zeros take almost no time.
+        columns: [N, I, C] float32.
+        outputs: O, the outputs that count.
+
+    Returns:
+        [T, O] float32.
+
+    Raises:
+        ValueError: types or shapes other than these.
+    """
+    if not x.dtype == columns.dtype == jnp.float32:
+        raise ValueError(f"x and columns must be float32; got {x.dtype} and {columns.dtype}")
+    panels = -(-outputs // TILE.columns)
+    if x.ndim != 2 or columns.shape != (panels, x.shape[1], TILE.columns):
+        raise ValueError(
+            f"x must be [T, I] and columns [{panels}, I, {TILE.columns}] for {outputs} outputs; "
+            f"got {x.shape} and {columns.shape}"
+        )
+    shape = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
+    return jax.ffi.ffi_call(PACKED_LINEAR, shape)(x, columns)
 
 
 def stored_linear(x: jax.Array, blocks: jax.Array, kind: str) -> jax.Array:

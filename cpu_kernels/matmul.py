@@ -1,5 +1,6 @@
-"""x @ w.T in float32, for any number of rows of x; w may be stored in blocks of few bits, which are
-widened sixteen rows at a time, and gives the same bits as when it is widened before.
+"""x @ w.T in float32, for any number of rows of x. w may be packed in columns, as a tile reads it,
+so that it is read at the memory's speed; or stored in blocks of few bits, which are widened a
+tile's columns at a time. All three give the same bits.
 
 Every element of the result is the sum over one row of x and one row of w, in an order that depends
 on the rows' length alone. A row of x therefore has the same result, bit for bit, in any batch.
@@ -11,30 +12,68 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
-from cpu_kernels.llvm_intrinsics import COMPILED, pointer
-from cpu_kernels.microkernels import CACHE_LINE, LANES, TILE_COLUMNS, multiply, pack, tile_count
+from cpu_kernels.llvm_intrinsics import COMPILED, floats
+from cpu_kernels.microkernels import STEP, multiply, pack, tile_count
+from cpu_kernels.tiles import CACHE_LINE, GRAIN, TILE
 from cpu_kernels.widen import widen_row
 
-FLOATS = -1  # the kind of rows that are float32
+FLOATS, PACKED = -1, -2  # kinds of w that are float32: rows [O, I], and columns [O / C, I, C]
 
-_MAX_CHUNK = 320  # inputs per sum of products: so many packed columns stay in the first-level cache
-_MAX_ROWS = 192  # rows of x that are multiplied while the columns are there
-
-
-@njit(**COMPILED)
-def _is_zero(row: np.ndarray) -> bool:
-    found = False
-    for value in row:  # without an early exit, so that the loop is vectorised
-        found |= value != 0
-    return not found
+_COLUMNS, _MAX_CHUNK = TILE.columns, TILE.chunk
+# Rows so many bytes apart lie in the same places of the first-level cache, and leave each other no
+# room there; the sums of their tiles are collected elsewhere first.
+_COLLISION = 4096
+# Packed columns are read again for every so many rows of x, which stay in the second-level cache.
+_MIN_ROWS, _CACHED_FLOATS = 64, 2**17
 
 
 @njit(**COMPILED)
-def _pack_partial(rows: np.ndarray, columns: np.ndarray) -> None:
-    """`pack` for fewer than 16 rows, or a length that is not a multiple of eight; slower."""
-    for i in range(rows.shape[1]):
-        for o in range(TILE_COLUMNS):
-            columns[i, o] = rows[o, i] if o < len(rows) else np.float32(0)
+def _nonzero_rows(x: np.ndarray) -> int:
+    """The rows up to the last that isn't all zeros; those after it belong to padding tokens."""
+    tokens = len(x)
+    while tokens:
+        found = False
+        for value in x[tokens - 1]:  # without an early exit, so that the loop is vectorised
+            found |= value != 0
+        if found:
+            break
+        tokens -= 1
+    return tokens
+
+
+@njit(**COMPILED)
+def _chunk(inputs: int) -> int:
+    """Inputs of one sum of products: equal chunks, in whole steps."""
+    chunks = max(1, (inputs + _MAX_CHUNK - 1) // _MAX_CHUNK)
+    return (inputs + chunks * STEP - 1) // (chunks * STEP) * STEP
+
+
+@njit(**COMPILED)
+def _pack_chunk(
+    rows: int,  # address of [R, n]
+    row_bytes: int,
+    width: int,
+    n: int,
+    columns: int,
+    prefetch: int,
+    lines: int,
+) -> int:
+    """`width` rows of w as columns [n, C], padded with zeros; `lines` lines of what is next are
+    prefetched for every STEP inputs. Returns the address up to which that was done."""
+    if width == _COLUMNS and n % STEP == 0:
+        groups = _COLUMNS // GRAIN
+        for g in range(groups):
+            share = lines * (g + 1) // groups - lines * g // groups
+            source = rows + g * GRAIN * row_bytes
+            pack(source, row_bytes, n, columns + 4 * g * GRAIN, prefetch, share)
+            prefetch += n // STEP * share * CACHE_LINE
+        return prefetch
+    target = floats(columns, n * _COLUMNS)
+    for o in range(_COLUMNS):
+        row = floats(rows + min(o, width - 1) * row_bytes, n)
+        for i in range(n):
+            target[i * _COLUMNS + o] = row[i] if o < width else np.float32(0)
+    return prefetch
 
 
 @njit(**COMPILED)
@@ -50,100 +89,108 @@ def _multiply_outputs(
 ) -> None:
     """x @ w[begin:end].T -> out[:, begin:end]; at the end, w[next_begin:] is prefetched.
 
-    Trailing rows of zeros, which padding tokens have, are skipped.
-
     Args:
-        w: address of w's rows, one for each output.
-        w_bytes: bytes from a row to the next.
-        kind: of the blocks that the rows are stored in, a value of KINDS; FLOATS for float32.
+        w: address of w's outputs, C of which are contiguous in every form.
+        w_bytes: bytes of an output.
+        kind: of the blocks that w is stored in, a value of KINDS; or FLOATS, or PACKED.
     """
-    tokens, inputs = x.shape
-    row_bytes = x.strides[0]
-    is_stored = kind != FLOATS
-    widened = np.empty((TILE_COLUMNS if is_stored else 0, inputs), np.float32)
-    # For every eight inputs, so many cache lines of the next rows of w are prefetched.
-    lines = LANES if not is_stored else (LANES * w_bytes + row_bytes - 1) // row_bytes
-    chunks = max(1, (inputs + _MAX_CHUNK - 1) // _MAX_CHUNK)
-    chunk = (inputs + chunks * LANES - 1) // (chunks * LANES) * LANES  # equal, in whole registers
-    columns = np.empty((_MAX_CHUNK, TILE_COLUMNS), np.float32)
-    sums = np.empty((_MAX_ROWS, TILE_COLUMNS), np.float32)
-    while tokens and _is_zero(x[tokens - 1]):
-        tokens -= 1
-        out[tokens, begin:end] = 0
-    for first in range(0, tokens, _MAX_ROWS):
-        rows = min(_MAX_ROWS, tokens - first)
-        # Some of the lines are prefetched while packing, which takes about as long as one tile of
-        # the product.
-        pack_lines = lines // (1 + tile_count(rows))
-        for o in range(begin, end, TILE_COLUMNS):
-            width = min(TILE_COLUMNS, end - o)
-            # The next rows of w are contiguous.
-            next_output = o + TILE_COLUMNS if o + TILE_COLUMNS < end else next_begin
-            prefetch = w + next_output * w_bytes
-            source = w + o * w_bytes
-            if is_stored:
-                # Asked for here: numba frees an array after the last use of its name.
-                target = np.int64(widened.ctypes.data)
-                for r in range(width):
-                    widen_row(kind, source + r * w_bytes, inputs, target + r * row_bytes)
-                source = target
-            for i in range(0, inputs, chunk):
-                n = min(chunk, inputs - i)
-                if width == TILE_COLUMNS and n % LANES == 0:
-                    pack(source + 4 * i, row_bytes, n, columns.ctypes.data, prefetch, pack_lines)
-                    prefetch += n // LANES * pack_lines * CACHE_LINE
-                else:
-                    rows_of_w = carray(pointer(source), (width, inputs), np.float32)
-                    _pack_partial(rows_of_w[:, i : i + n], columns)
-                multiply(
-                    rows,
-                    x.ctypes.data + first * row_bytes + 4 * i,
-                    row_bytes,
-                    columns.ctypes.data,
-                    4 * TILE_COLUMNS,
-                    n,
-                    sums.ctypes.data,
-                    4 * TILE_COLUMNS,
-                    i,
-                    prefetch,
-                    lines - pack_lines,
-                )
-                prefetch += n // LANES * (lines - pack_lines) * CACHE_LINE
-            for t in range(rows):
-                for j in range(width):
-                    out[first + t, o + j] = sums[t, j]
+    inputs, row_bytes = x.shape[1], x.strides[0]
+    tokens = _nonzero_rows(x)
+    out[tokens:, begin:end] = 0
+    is_stored = kind >= 0
+    widened = np.empty((_COLUMNS if is_stored else 0, inputs), np.float32)
+    columns = np.empty((_MAX_CHUNK, _COLUMNS), np.float32)
+    sums = np.empty((tokens, _COLUMNS), np.float32)
+    # For every STEP inputs, so many cache lines of the next outputs are prefetched, some of them
+    # while packing, which takes about as long as one tile of the product.
+    lines = (_COLUMNS * w_bytes * STEP + CACHE_LINE * inputs - 1) // (CACHE_LINE * inputs)
+    pack_lines = 0 if kind == PACKED else lines // (1 + tile_count(tokens))
+    chunk = _chunk(inputs)
+    for o in range(begin, end if tokens else begin, _COLUMNS):
+        width = min(_COLUMNS, end - o)
+        target, stride = out.ctypes.data + 4 * o, out.strides[0]
+        if width < _COLUMNS or stride % _COLLISION == 0:
+            target, stride = sums.ctypes.data, sums.strides[0]
+        prefetch = w + (o + _COLUMNS if o + _COLUMNS < end else next_begin) * w_bytes
+        source = w + o * w_bytes
+        if is_stored:
+            # Asked for here: numba frees an array after the last use of its name.
+            wide = np.int64(widened.ctypes.data)
+            for r in range(width):
+                widen_row(kind, source + r * w_bytes, inputs, wide + r * row_bytes)
+            source = wide
+        for i in range(0, inputs, chunk):
+            n = min(chunk, inputs - i)
+            address = source + 4 * _COLUMNS * i
+            if kind != PACKED:
+                address = np.int64(columns.ctypes.data)
+                rows = source + 4 * i
+                prefetch = _pack_chunk(rows, row_bytes, width, n, address, prefetch, pack_lines)
+            multiply(
+                tokens,
+                x.ctypes.data + 4 * i,
+                row_bytes,
+                address,
+                4 * _COLUMNS,
+                n,
+                target,
+                stride,
+                i,
+                prefetch,
+                lines - pack_lines,
+            )
+            prefetch += n // STEP * (lines - pack_lines) * CACHE_LINE
+        for t in range(tokens if target == sums.ctypes.data else 0):
+            for j in range(width):
+                out[t, o + j] = sums[t, j]
+
+
+@njit(**COMPILED)
+def _columns_of(outputs: int, part: int, parts: int) -> int:
+    """The first output of a part, in whole tiles; that of part `parts` is the number of outputs."""
+    return outputs if part >= parts else outputs * part // parts // _COLUMNS * _COLUMNS
 
 
 @njit(**COMPILED)
 def _multiply_part(frame: np.ndarray, part: int, parts: int, kind: int) -> None:
     x, x_shape = ffi.argument(frame, 0)
     w, w_shape = ffi.argument(frame, 1)
-    out, _ = ffi.result(frame, 0)
-    tokens, outputs, inputs = x_shape[0], w_shape[0], x_shape[1]
-    w_bytes = 4 * inputs if kind == FLOATS else w_shape[1] * w_shape[2]
-    begin = outputs * part // parts // TILE_COLUMNS * TILE_COLUMNS
-    end = outputs * (part + 1) // parts // TILE_COLUMNS * TILE_COLUMNS
-    if part + 1 == parts:
-        end = outputs
+    out, out_shape = ffi.result(frame, 0)
+    tokens, outputs, inputs = x_shape[0], out_shape[1], x_shape[1]
+    begin, end = _columns_of(outputs, part, parts), _columns_of(outputs, part + 1, parts)
     # The first output of this thread's next part, provided that all threads are equally fast.
     threads = max(1, parts // ffi.PARTS_PER_THREAD)
-    next_begin = outputs * (part + threads) // parts // TILE_COLUMNS * TILE_COLUMNS
-    _multiply_outputs(
-        carray(x, (tokens, inputs), np.float32),
-        np.int64(carray(w, 1, np.uint8).ctypes.data),
-        w_bytes,
-        kind,
-        carray(out, (tokens, outputs), np.float32),
-        begin,
-        end,
-        next_begin,
-    )
+    next_begin = outputs * (part + threads) // parts // _COLUMNS * _COLUMNS
+    rows = carray(x, (tokens, inputs), np.float32)
+    address = np.int64(carray(w, 1, np.uint8).ctypes.data)
+    products = carray(out, (tokens, outputs), np.float32)
+    w_bytes = w_shape[1] * w_shape[2] if kind >= 0 else 4 * inputs
+    block = max(tokens, 1)
+    if kind == PACKED:
+        block = max(_MIN_ROWS, _CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
+    for t in range(0, tokens, block):
+        _multiply_outputs(
+            rows[t : t + block],
+            address,
+            w_bytes,
+            kind,
+            products[t : t + block],
+            begin,
+            end,
+            next_begin,
+        )
 
 
 @cfunc(ffi.PART, **COMPILED)
 def linear_part(address: int, part: int, parts: int) -> None:
     """One part of a call, some of the outputs: x [T, I], w [O, I] -> [T, O]."""
     _multiply_part(ffi.read_frame(address), part, parts, FLOATS)
+
+
+@cfunc(ffi.PART, **COMPILED)
+def packed_linear_part(address: int, part: int, parts: int) -> None:
+    """As linear_part, of w in columns [O / C, I, C]."""
+    _multiply_part(ffi.read_frame(address), part, parts, PACKED)
 
 
 @cfunc(ffi.PART, **COMPILED)

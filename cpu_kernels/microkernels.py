@@ -1,9 +1,9 @@
 """The two micro-kernels that matmul and attention are made of, generated as LLVM IR.
 
-`pack` transposes sixteen rows into columns. `multiply` computes rows times sixteen columns, in
-tiles of up to six rows whose sums stay in registers (AVX2 has sixteen registers of eight floats).
-Each sum is one chain of additions along its row, in an order that the compiler may not change. Its
-bits therefore depend on that row and that column only.
+`pack` transposes sixteen rows into columns. `multiply` computes rows times the columns of a tile,
+in tiles whose sums stay in registers (see tiles.py). Each sum is one chain of additions along its
+row, in an order that the compiler may not change. Its bits therefore depend on that row and that
+column only.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cpu_kernels.llvm_intrinsics import COMPILED, external_function
+from cpu_kernels.tiles import CACHE_LINE, GRAIN, TILE
 
-LANES = 8  # floats per register
-TILE_COLUMNS = 2 * LANES
-MAX_TILE_ROWS = 6  # of 16 registers, 12 hold sums, 2 hold columns and one holds an element of a row
-CACHE_LINE = 64  # bytes
+STEP = 8  # inputs that a loop's iteration takes; rows are transposed in squares of so many floats
 _FLOAT = 4  # bytes
+_TILE_ROWS = TILE.rows
 
 _F32, _I64, _I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_VECTOR = ir.VectorType(_F32, LANES)
-_ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
+_VECTOR = ir.VectorType(_F32, TILE.lanes)
+_SQUARE_ROW = ir.VectorType(_F32, STEP)
+_ZERO = ir.Constant(_VECTOR, [0.0] * TILE.lanes)
 
 
 def _load(b: Any, address: Any, kind: Any = _VECTOR) -> Any:
@@ -33,24 +33,25 @@ def _load(b: Any, address: Any, kind: Any = _VECTOR) -> Any:
 
 
 def _store(b: Any, value: Any, address: Any) -> None:
-    b.store(value, b.inttoptr(address, _VECTOR.as_pointer()), align=_FLOAT)
+    b.store(value, b.inttoptr(address, value.type.as_pointer()), align=_FLOAT)
 
 
 def _shuffle(b: Any, x: Any, y: Any, lanes: list[int]) -> Any:
-    """A vector of selected lanes of x (numbered 0 to 7) and of y (8 to 15)."""
-    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, LANES), lanes))
+    """A vector of selected lanes of x (numbered from 0) and of y (numbered on from there)."""
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
 def _broadcast(b: Any, value: Any) -> Any:
     """A vector with the same float in each lane."""
     first_lane = b.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, _I32(0))
-    return _shuffle(b, first_lane, first_lane, [0] * LANES)
+    return _shuffle(b, first_lane, first_lane, [0] * TILE.lanes)
 
 
 def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once on processors with fused multiply-add."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.fmuladd.v8f32"), [x, y, z])
+    name = f"llvm.fmuladd.v{TILE.lanes}f32"
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), [x, y, z])
 
 
 def _prefetch(b: Any, address: Any) -> None:
@@ -97,24 +98,25 @@ def _pack(
     prefetch_from: Any,
     prefetch_lines: Any,
 ) -> Any:
-    """Transposes rows [16, n] into columns [n, 16]; see `pack`."""
+    """Transposes rows [GRAIN, n] into a tile's columns; see `pack`."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         rows, row_stride, n, columns, prefetch_from, prefetch_lines = args
         prefetch = cgutils.alloca_once(b, _I64)
         b.store(prefetch_from, prefetch)
-        row_addresses = [b.add(rows, b.mul(_I64(r), row_stride)) for r in range(TILE_COLUMNS)]
+        row_addresses = [b.add(rows, b.mul(_I64(r), row_stride)) for r in range(GRAIN)]
         size = b.mul(n, _I64(_FLOAT))
-        with cgutils.for_range_slice(b, _I64(0), size, _I64(_FLOAT * LANES), _I64) as (offset, _):
-            target = b.add(columns, b.mul(offset, _I64(TILE_COLUMNS)))
+        with cgutils.for_range_slice(b, _I64(0), size, _I64(_FLOAT * STEP), _I64) as (offset, _):
+            target = b.add(columns, b.mul(offset, _I64(TILE.columns)))
             _prefetch_lines(b, prefetch, prefetch_lines)
-            for half in (0, LANES):
-                block = [
-                    _load(b, b.add(address, offset))
-                    for address in row_addresses[half : half + LANES]
+            for first in range(0, GRAIN, STEP):
+                square = [
+                    _load(b, b.add(address, offset), _SQUARE_ROW)
+                    for address in row_addresses[first : first + STEP]
                 ]
-                for i, column in enumerate(_transpose(b, block)):
-                    _store(b, column, b.add(target, _I64(_FLOAT * (TILE_COLUMNS * i + half))))
+                for i, column in enumerate(_transpose(b, square)):
+                    place = _I64(_FLOAT * (TILE.columns * i + first))
+                    _store(b, column, b.add(target, place))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), codegen
@@ -123,8 +125,9 @@ def _pack(
 def _multiply_tile(b: Any, rows: int, args: list[Any]) -> None:
     """Generates the product of a tile with this number of rows; see `_tile` for the arguments."""
     x, x_stride, columns, stride, n, out, out_stride, adds, prefetch_from, prefetch_lines = args
+    vectors = range(TILE.vectors)
     x_rows = [b.add(x, b.mul(_I64(r), x_stride)) for r in range(rows)]
-    sums = [[cgutils.alloca_once(b, _VECTOR) for _ in range(2)] for _ in range(rows)]
+    sums = [[cgutils.alloca_once(b, _VECTOR) for _ in vectors] for _ in range(rows)]
     for total in (total for row in sums for total in row):
         b.store(_ZERO, total)
     column_row, prefetch = (cgutils.alloca_once(b, _I64) for _ in range(2))
@@ -134,24 +137,27 @@ def _multiply_tile(b: Any, rows: int, args: list[Any]) -> None:
     def accumulate(offset: Any) -> None:
         """Adds the product of one element of each row and one row of the columns."""
         address = b.load(column_row)
-        halves = [_load(b, address), _load(b, b.add(address, _I64(_FLOAT * LANES)))]
+        loaded = [_load(b, b.add(address, _I64(_FLOAT * TILE.lanes * v))) for v in vectors]
         b.store(b.add(address, stride), column_row)
         for x_row, row in zip(x_rows, sums, strict=True):
             factor = _broadcast(b, _load(b, b.add(x_row, offset), _F32))
-            for half, total in zip(halves, row, strict=True):
-                b.store(_fma(b, factor, half, b.load(total)), total)
+            for column, total in zip(loaded, row, strict=True):
+                b.store(_fma(b, factor, column, b.load(total)), total)
 
-    # Unrolled by eight: the fewer other instructions, the better where two threads share a core.
+    # Unrolled: the fewer other instructions, the better where two threads share a core.
     size = b.mul(n, _I64(_FLOAT))
-    unrolled = b.and_(size, _I64(-_FLOAT * LANES))
-    with cgutils.for_range_slice(b, _I64(0), unrolled, _I64(_FLOAT * LANES), _I64) as (offset, _):
+    unrolled = b.and_(size, _I64(-_FLOAT * STEP))
+    with cgutils.for_range_slice(b, _I64(0), unrolled, _I64(_FLOAT * STEP), _I64) as (offset, _):
         _prefetch_lines(b, prefetch, prefetch_lines)
-        for i in range(LANES):
+        for i in range(STEP):
             accumulate(b.add(offset, _I64(_FLOAT * i)))
     with cgutils.for_range_slice(b, unrolled, size, _I64(_FLOAT), _I64) as (offset, _):
         accumulate(offset)
     targets = [
-        [b.add(b.add(out, b.mul(_I64(r), out_stride)), _I64(_FLOAT * LANES * i)) for i in range(2)]
+        [
+            b.add(b.add(out, b.mul(_I64(r), out_stride)), _I64(_FLOAT * TILE.lanes * v))
+            for v in vectors
+        ]
         for r in range(rows)
     ]
     results = [pair for r in range(rows) for pair in zip(sums[r], targets[r], strict=True)]
@@ -177,10 +183,10 @@ def _tile(
     prefetch_from: Any,
     prefetch_lines: Any,
 ) -> Any:
-    """One tile of `multiply`: R is 1 to 6, and the arguments are the same."""
+    """One tile of `multiply`: R is at most TILE.rows, and the arguments are the same."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        for count in range(1, MAX_TILE_ROWS + 1):
+        for count in range(1, TILE.rows + 1):
             with b.if_then(b.icmp_signed("==", args[0], _I64(count))):
                 _multiply_tile(b, count, args[1:])
         return context.get_dummy_value()
@@ -191,7 +197,7 @@ def _tile(
 @njit(**COMPILED)
 def tile_count(rows: int) -> int:
     """The number of tiles that this many rows take."""
-    return (rows + MAX_TILE_ROWS - 1) // MAX_TILE_ROWS
+    return (rows + _TILE_ROWS - 1) // _TILE_ROWS
 
 
 _PACK = types.void(*[types.int64] * 6)
@@ -202,15 +208,15 @@ _MULTIPLY = types.void(*[types.int64] * 11)
 def _pack_rows(
     rows: int, row_stride: int, n: int, columns: int, prefetch_from: int, prefetch_lines: int
 ) -> None:
-    """Transposes rows [16, n] into columns [n, 16].
+    """Transposes rows [GRAIN, n] into columns of a tile [n, TILE.columns].
 
     Args:
         rows: address of the rows, float32.
         row_stride: bytes from a row to the next.
-        n: floats in a row, a multiple of eight.
-        columns: address of the columns, which are contiguous.
+        n: floats in a row, a multiple of STEP.
+        columns: address of the first of the columns.
         prefetch_from: address from which on cache lines are prefetched meanwhile.
-        prefetch_lines: cache lines to prefetch for every eight of n.
+        prefetch_lines: cache lines to prefetch for every STEP of n.
     """
     _pack(rows, row_stride, n, columns, prefetch_from, prefetch_lines)
 
@@ -229,7 +235,7 @@ def _multiply_rows(
     prefetch_from: int,
     prefetch_lines: int,
 ) -> None:
-    """x [R, n] @ columns [n, 16] -> out [R, 16] for any R, in tiles of nearly equal size.
+    """x [R, n] @ columns [n, TILE.columns] -> out for any R, in tiles of nearly equal size.
 
     Args:
         rows: R.
@@ -242,7 +248,7 @@ def _multiply_rows(
         out_stride: bytes from a row of out to the next.
         adds: 0 to overwrite out, anything else to add to it.
         prefetch_from: address from which on cache lines are prefetched meanwhile.
-        prefetch_lines: cache lines to prefetch for every eight of n, over all tiles together.
+        prefetch_lines: cache lines to prefetch for every STEP of n, over all tiles together.
     """
     tiles = tile_count(rows)
     for t in range(tiles):
@@ -263,7 +269,7 @@ def _multiply_rows(
         )
         x += tile_rows * x_stride
         out += tile_rows * out_stride
-        prefetch_from += n // LANES * lines * CACHE_LINE
+        prefetch_from += n // STEP * lines * CACHE_LINE
         rows -= tile_rows
 
 

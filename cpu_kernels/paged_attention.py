@@ -12,18 +12,15 @@ from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
 from cpu_kernels.llvm_intrinsics import COMPILED, float_from_bits, floats
-from cpu_kernels.microkernels import (
-    LANES,
-    MAX_TILE_ROWS,
-    TILE_COLUMNS,
-    multiply,
-    pack,
-    tile_count,
-)
+from cpu_kernels.microkernels import multiply, pack, tile_count
+from cpu_kernels.tiles import GRAIN, TILE
+
+_COLUMNS, _TILE_ROWS = TILE.columns, TILE.rows
 
 # The compiler may reorder sums to vectorise them; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "contract", "nsz"}
-_KEY_TILE = 64  # keys of the context per step of the online softmax
+_KEY_TILE = 64  # keys per step of the online softmax, a multiple of a tile's columns
+_PREFETCH_LINES = 8  # for every eight floats of GRAIN keys: all of their lines
 _QUERY_TILE = 32  # query tokens of one sequence that share a pass over its keys
 _MASKED = np.float32(-1e30)  # finite, and less than any score: the maximum before the first key
 _UNSEEN = np.float32(-np.inf)
@@ -106,11 +103,15 @@ def _pool_offset(pool: tuple[int, ...], table: np.ndarray, head: int, key: int) 
 
 
 @njit(**COMPILED)
-def _copy(source: int, target: int, n: int) -> None:
-    """Copies n floats from one address to another."""
-    source_floats, target_floats = floats(source, n), floats(target, n)
-    for i in range(n):
-        target_floats[i] = source_floats[i]
+def _copy_rows(source: int, row_bytes: int, target: int, target_stride: int, rows: int) -> None:
+    """Copies contiguous rows of floats to rows that begin target_stride bytes apart."""
+    if target_stride == row_bytes:
+        row_bytes, target_stride, rows = row_bytes * rows, 0, min(rows, 1)
+    for r in range(rows):
+        row = floats(source + r * row_bytes, row_bytes // 4)
+        copy = floats(target + r * target_stride, row_bytes // 4)
+        for i in range(len(row)):
+            copy[i] = row[i]
 
 
 @njit(**COMPILED)
@@ -128,9 +129,10 @@ def _attend_rows(
     maxima: np.ndarray,  # [R]; this and the next two are the state of the online softmax
     totals: np.ndarray,  # [R]
     sums_address: int,  # [R, D]
-    columns_address: int,  # [_KEY_TILE / 16, D, 16], the packed keys of a tile
+    sums_stride: int,  # bytes from a row of the sums, or of the tile's values, to the next
+    columns_address: int,  # [_KEY_TILE / C, D, C], the packed keys of a tile; C is _COLUMNS
     tile_values_address: int,  # [_KEY_TILE, D], the values of a tile
-    weights: np.ndarray,  # [6, _KEY_TILE]
+    weights: np.ndarray,  # [_TILE_ROWS, _KEY_TILE]
 ) -> None:
     """Attention of the rows to one kv head: for each key tile, for each tile of rows.
 
@@ -146,22 +148,24 @@ def _attend_rows(
         if next_start > highest:
             next_start = lowest // _KEY_TILE * _KEY_TILE
             next_head = min(head + 1, pool[1] - 1)
-        first_key = max(start, lowest // TILE_COLUMNS * TILE_COLUMNS)
-        for key in range(first_key, min(start + _KEY_TILE, highest + 1), TILE_COLUMNS):
+        first_key = max(start, lowest // GRAIN * GRAIN)
+        for key in range(first_key, min(start + _KEY_TILE, highest + 1), GRAIN):
             offset, j = _pool_offset(pool, table, head, key), key - start
             next_key = max(lowest, min(next_start + j, highest))
             pack(
                 keys_address + offset,
                 row_bytes,
                 size,
-                columns_address + j * row_bytes,
+                columns_address + j // _COLUMNS * _COLUMNS * row_bytes + 4 * (j % _COLUMNS),
                 keys_address + _pool_offset(pool, table, next_head, next_key),
-                LANES,
+                _PREFETCH_LINES,
             )
-            _copy(
+            _copy_rows(
                 values_address + offset,
-                tile_values_address + j * row_bytes,
-                min(TILE_COLUMNS, highest + 1 - key) * size,
+                row_bytes,
+                tile_values_address + j * sums_stride,
+                sums_stride,
+                min(GRAIN, highest + 1 - key),
             )
         row = 0
         for tiles_left in range(tile_count(rows), 0, -1):
@@ -173,20 +177,20 @@ def _attend_rows(
             if begin >= end:
                 row += tile_rows
                 continue
-            for j in range(begin // TILE_COLUMNS * TILE_COLUMNS, end, TILE_COLUMNS):
+            for j in range(begin // _COLUMNS * _COLUMNS, end, _COLUMNS):
                 next_key = max(lowest, min(next_start + j, highest))
                 multiply(
                     tile_rows,
                     q_address + row_bytes * row,
                     row_bytes,
                     columns_address + j * row_bytes,
-                    4 * TILE_COLUMNS,
+                    4 * _COLUMNS,
                     size,
                     weights_address + 4 * j,
                     weights_stride,
                     0,
                     values_address + _pool_offset(pool, table, next_head, next_key),
-                    LANES if row == 0 else 0,
+                    _PREFETCH_LINES * (_COLUMNS // GRAIN) if row == 0 else 0,
                 )
             for r in range(row, row + tile_rows):
                 maximum, total = _scores_to_weights(
@@ -199,17 +203,17 @@ def _attend_rows(
                 decay = _exp(maxima[r] - maximum)
                 maxima[r], totals[r] = maximum, totals[r] * decay + total
                 if decay != 1:
-                    _scale(sums_address + row_bytes * r, decay, size)
-            for d in range(0, size, TILE_COLUMNS):
+                    _scale(sums_address + sums_stride * r, decay, size)
+            for d in range(0, size, _COLUMNS):
                 multiply(
                     tile_rows,
                     weights_address + 4 * begin,
                     weights_stride,
-                    tile_values_address + begin * row_bytes + 4 * d,
-                    row_bytes,
+                    tile_values_address + begin * sums_stride + 4 * d,
+                    sums_stride,
                     end - begin,
-                    sums_address + row_bytes * row + 4 * d,
-                    row_bytes,
+                    sums_address + sums_stride * row + 4 * d,
+                    sums_stride,
                     1,
                     0,
                     0,
@@ -240,12 +244,13 @@ def _attend_part(
     for s in range(len(context_lens)):
         total_cost += (query_starts[s + 1] - query_starts[s]) * max(context_lens[s], 1)
     max_rows = _QUERY_TILE * group
-    tile_q, sums = np.empty((max_rows, size), np.float32), np.empty((max_rows, size), np.float32)
+    padded = (size + _COLUMNS - 1) // _COLUMNS * _COLUMNS  # of values and sums, to whole tiles
+    tile_q, sums = np.empty((max_rows, size), np.float32), np.empty((max_rows, padded), np.float32)
     maxima, totals = np.empty(max_rows, np.float32), np.empty(max_rows, np.float32)
     positions = np.empty(max_rows, np.int64)
-    columns = np.empty((_KEY_TILE // TILE_COLUMNS, size, TILE_COLUMNS), np.float32)
-    tile_values = np.empty((_KEY_TILE, size), np.float32)
-    weights = np.empty((MAX_TILE_ROWS, _KEY_TILE), np.float32)
+    columns = np.empty((_KEY_TILE // _COLUMNS, size, _COLUMNS), np.float32)
+    tile_values = np.zeros((_KEY_TILE, padded), np.float32)
+    weights = np.empty((_TILE_ROWS, _KEY_TILE), np.float32)
     cost_before = 0
     for s in range(len(context_lens)):
         for first in range(query_starts[s], query_starts[s + 1], _QUERY_TILE):
@@ -281,6 +286,7 @@ def _attend_part(
                     maxima,
                     totals,
                     sums.ctypes.data,
+                    4 * padded,
                     columns.ctypes.data,
                     tile_values.ctypes.data,
                     weights,

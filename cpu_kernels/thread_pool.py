@@ -24,13 +24,13 @@ from cpu_kernels.llvm_intrinsics import (
     atomic_load,
     external_function,
 )
-from cpu_kernels.matmul import linear_part, stored_linear_part
+from cpu_kernels.matmul import linear_part, packed_linear_part, stored_linear_part
 from cpu_kernels.paged_attention import attention_part
 
 # Names of the custom calls.
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"
-STORED_LINEAR = "jaxserve_stored_linear"
-_LINEAR, _ATTENTION, _STORED_LINEAR = 0, 1, 2
+STORED_LINEAR, PACKED_LINEAR = "jaxserve_stored_linear", "jaxserve_packed_linear"
+_LINEAR, _ATTENTION, _STORED_LINEAR, _PACKED_LINEAR = range(4)
 _MAX_THREADS = 16  # the calls of a step are too short to gain from more
 # Checks before an idle thread goes to sleep: about 100 us, longer than the pause between two calls
 # of a step.
@@ -61,6 +61,7 @@ def _base() -> int:
 _shared_words = external_function("jaxserve_shared_words", _base, types.int64())
 _stored_linear_part = external_function("jaxserve_stored_linear_part", stored_linear_part, ffi.PART)
 _linear_part = external_function("jaxserve_linear_part", linear_part, ffi.PART)
+_packed_linear_part = external_function("jaxserve_packed_linear_part", packed_linear_part, ffi.PART)
 _attention_part = external_function("jaxserve_attention_part", attention_part, ffi.PART)
 
 
@@ -68,6 +69,8 @@ _attention_part = external_function("jaxserve_attention_part", attention_part, f
 def _run_part(kernel: int, frame: int, part: int, parts: int) -> None:
     if kernel == _LINEAR:
         _linear_part(frame, part, parts)
+    elif kernel == _PACKED_LINEAR:
+        _packed_linear_part(frame, part, parts)
     elif kernel == _STORED_LINEAR:
         _stored_linear_part(frame, part, parts)
     else:
@@ -151,6 +154,13 @@ def _stored_linear_handler(frame: int) -> int:
 
 
 @cfunc(ffi.HANDLER, cache=True)
+def _packed_linear_handler(frame: int) -> int:
+    if not ffi.answers_version_query(ffi.read_frame(frame)):
+        _run_call(_shared_words(), _PACKED_LINEAR, frame)
+    return 0
+
+
+@cfunc(ffi.HANDLER, cache=True)
 def _attention_handler(frame: int) -> int:
     if not ffi.answers_version_query(ffi.read_frame(frame)):
         _run_call(_shared_words(), _ATTENTION, frame)
@@ -192,6 +202,7 @@ def _start() -> None:
     # A forked child has none of the threads; its calls run on the calling thread.
     os.register_at_fork(after_in_child=lambda: _set_word(_WORKERS, 0))
     ffi.register(LINEAR, _linear_handler)
+    ffi.register(PACKED_LINEAR, _packed_linear_handler)
     ffi.register(STORED_LINEAR, _stored_linear_handler)
     ffi.register(ATTENTION, _attention_handler)
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
-from jaxserve.models.weights import Joined, Plain, Stored, Weight
+from jaxserve.models.weights import Joined, Packed, Plain, Stored, Weight
 
 # Of the parameters that aren't plain floats, by path.
 Forms: TypeAlias = Mapping[tuple[Hashable, ...], Stored]
@@ -47,11 +47,14 @@ def outline(
     dtype: jnp.dtype,
     max_model_len: int | None,
     forms: Forms = MappingProxyType({}),
+    *,
+    packed: bool = False,
 ) -> ModelOutline:
     """The model that a config describes, to serve a context of at most max_model_len.
 
     Args:
         forms: of the parameters that aren't plain floats.
+        packed: float32 matrices that are only multiplied by lie as the CPU kernels read them.
 
     Raises:
         UnsupportedModelError: an architecture that we don't have.
@@ -63,8 +66,26 @@ def outline(
     graphdef, abstract = nnx.split(model)
     flat: dict[tuple[Any, ...], Any] = dict(nnx.to_flat_state(abstract))
     flat |= {path: flat[path].replace(_of_type(form, dtype)) for path, form in forms.items()}
+    if packed:
+        tables = () if config.tie_word_embeddings else (("embed", "embedding"),)
+        flat = {
+            path: _packed(variable) if path not in tables else variable
+            for path, variable in flat.items()
+        }
     shapes, structure = jax.tree.flatten(nnx.from_flat_state(flat))
     return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs, forms)
+
+
+def _packed(variable: Any) -> Any:
+    """The variable with a packed matrix for one of float32, if it is multiplied by as a whole."""
+    contracted, axes = (variable.get_metadata(n, None) for n in ("contracted", "out_sharding"))
+    value = variable.get_value()
+    if contracted is None or "expert" in axes or isinstance(value, Stored):
+        return variable
+    if value.dtype != jnp.float32:
+        return variable
+    outputs = value.shape[: value.ndim - len(contracted)]
+    return variable.replace(jax.eval_shape(lambda kernel: Packed.of(kernel, outputs), value))
 
 
 def _of_type(form: Stored, dtype: jnp.dtype) -> Stored:

@@ -15,7 +15,7 @@ from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.startup.stored_forms import as_planned
 from jaxserve.errors import CheckpointError
 from jaxserve.models.sharding import shardings
-from jaxserve.models.weights import Stored, is_finite, nbytes
+from jaxserve.models.weights import Packed, Stored, is_finite, nbytes
 
 
 def load_parameters(
@@ -51,8 +51,13 @@ def load_parameters(
             if places is not None:
                 value = jax.device_put(value, places[path])
             # The device casts faster than NumPy.
-            array = jax.tree.map(lambda a, to: jnp.asarray(a).astype(to.dtype), value, form)
-            finite[name] = is_finite(array)
+            if isinstance(form, Packed):
+                matrix = jnp.asarray(value).astype(dtype)
+                finite[name] = is_finite(matrix)
+                array = Packed.of(matrix, form.outputs)
+            else:
+                array = jax.tree.map(lambda a, to: jnp.asarray(a).astype(to.dtype), value, form)
+                finite[name] = is_finite(array)
             filled[path] = expected.replace(array)
             bar.update(nbytes(array))
     for name, good in finite.items():
@@ -66,6 +71,9 @@ def load_parameters(
 
 def _check_shapes(checkpoint: Checkpoint, name: str, value: Any, expected: Any) -> None:
     found, wanted = jax.tree.leaves(value), jax.tree.leaves(expected)
+    if isinstance(expected, Packed):  # [*O, I], of a parameter [*O, *I]
+        wanted, outputs = [expected], len(expected.outputs)
+        found = [value.reshape(*value.shape[:outputs], -1)]
     for array, form in zip(found, wanted, strict=True):
         if array.shape != form.shape:
             raise CheckpointError(

@@ -74,7 +74,7 @@ def start_runner(
     dtype = jnp.dtype(device.dtype(config))
     checkpoint = open_checkpoint(model_path, config.quantization)
     forms = stored_forms(checkpoint, device.keeps_stored(config))
-    model = outline(checkpoint.config, dtype, config.max_model_len, forms)
+    model = outline(checkpoint.config, dtype, config.max_model_len, forms, packed=device.on_cpu)
     log.info(
         "weights: %d MB on disk, %d MB in memory", checkpoint.nbytes // 10**6, model.nbytes // 10**6
     )

@@ -9,16 +9,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.models.weights.gguf_blocks import GGUFBlocks
+from jaxserve.models.weights.packed import Packed
 from jaxserve.models.weights.weight import Joined, Matrix, Stored, Weight, widened
 
 
-def linear(x: jax.Array, weight: Matrix, dtype: jnp.dtype | None = None) -> jax.Array:
+def linear(x: jax.Array, weight: Matrix | Packed, dtype: jnp.dtype | None = None) -> jax.Array:
     """The product of x [T, *I] with a matrix [*O, *I]: [T, *O], of this type or x's.
 
-    On a CPU sums are float32, and a row's bits don't depend on the number of rows, if there are
-    at least two. A stored matrix gives the bits that it gives widened.
+    On a CPU sums are float32, and a row's bits don't depend on the number of rows. A stored matrix
+    gives the bits that it gives widened, a packed one those that it gives unpacked.
     """
     rows = x.reshape(len(x), -1)
+    if isinstance(weight, Packed):
+        return _of_packed(rows, weight).astype(dtype or x.dtype).reshape(len(x), *weight.outputs)
     if isinstance(weight, Joined):
         products = [linear(rows, part, dtype) for part in weight.parts]
         return jnp.concatenate(products, weight.axis + 1)
@@ -41,12 +44,17 @@ def _dense(
 ) -> jax.Array:  # [T, I], [O, I] -> [T, O]
     if jax.default_backend() != "cpu":
         return jnp.matmul(x, kernel.T, preferred_element_type=dtype)
-    if len(x) == 1:  # XLA's own product is 1.4 times as fast: it reads at memory bandwidth
-        return jnp.matmul(kernel, x.T, preferred_element_type=dtype).T.astype(dtype or x.dtype)
-    import cpu_kernels  # on import it compiles code and starts threads
+    import cpu_kernels
 
     product = cpu_kernels.linear(x.astype(jnp.float32), kernel.astype(jnp.float32))
     return product.astype(dtype or x.dtype)
+
+
+def _of_packed(x: jax.Array, weight: Packed) -> jax.Array:  # [T, I] -> [T, O]
+    import cpu_kernels
+
+    outputs = math.prod(weight.outputs)
+    return cpu_kernels.packed_linear(x.astype(jnp.float32), weight.columns, outputs)
 
 
 def _is_read_in_blocks(weight: Weight, dtype: jnp.dtype) -> bool:
@@ -63,8 +71,10 @@ def _in_blocks(x: jax.Array, weight: Weight) -> jax.Array:  # [T, I] -> [T, O]
     return cpu_kernels.stored_linear(x, blocks.reshape(-1, *blocks.shape[-2:]), weight.scheme.kind)
 
 
-def take(table: Matrix, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def take(table: Matrix | Packed, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rows [T, I] of a table [V, I]."""
+    if isinstance(table, Packed):
+        return table.rows(ids).astype(dtype)
     if isinstance(table, Weight):
         return table.rows(ids).widen().astype(dtype)
     if isinstance(table, Joined):

@@ -1,4 +1,4 @@
-"""CPU kernels compiled by numba: matrix products of few rows, and paged attention.
+"""CPU kernels compiled by numba: matrix products, paged attention, and norms.
 
 They replace XLA's own code where it is slow on CPUs. Importing this package compiles machine code
 and starts threads, so import it only where the model runs on a CPU.
@@ -47,13 +47,19 @@ def _cache_folder() -> str:
 
 # Numba reads the setting when it decorates a function, so it is set only while the kernels load.
 _original_folder, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
-from cpu_kernels.thread_pool import ATTENTION, LINEAR, PACKED_LINEAR, STORED_LINEAR  # noqa: E402
+from cpu_kernels.thread_pool import (  # noqa: E402
+    ATTENTION,
+    LINEAR,
+    NORMALIZE,
+    PACKED_LINEAR,
+    STORED_LINEAR,
+)
 from cpu_kernels.tiles import TILE  # noqa: E402
 from cpu_kernels.widen import BLOCKS, KINDS  # noqa: E402
 
 numba.config.CACHE_DIR = _original_folder
 
-CUSTOM_CALLS = (ATTENTION, LINEAR, PACKED_LINEAR, STORED_LINEAR)
+CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, PACKED_LINEAR, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
 
@@ -140,6 +146,21 @@ def stored_linear(x: jax.Array, blocks: jax.Array, kind: str) -> jax.Array:
         )
     shape = jax.ShapeDtypeStruct((x.shape[0], blocks.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, blocks, np.array([KINDS[kind]], np.int32))
+
+
+def normalize(x: jax.Array, epsilon: float) -> jax.Array:
+    """Each row of x [..., I] over the square root of its mean square plus epsilon.
+
+    A row's bits depend on that row alone.
+
+    Raises:
+        ValueError: x isn't float32.
+    """
+    if x.dtype != jnp.float32:
+        raise ValueError(f"x must be float32; it was {x.dtype}")
+    rows = x.reshape(-1, x.shape[-1])
+    call = jax.ffi.ffi_call(NORMALIZE, jax.ShapeDtypeStruct(rows.shape, jnp.float32))
+    return call(rows, np.array([epsilon], np.float32)).reshape(x.shape)
 
 
 def attention(

@@ -25,12 +25,16 @@ from cpu_kernels.llvm_intrinsics import (
     external_function,
 )
 from cpu_kernels.matmul import linear_part, packed_linear_part, stored_linear_part
+from cpu_kernels.normalize import normalize_part
 from cpu_kernels.paged_attention import attention_part
 
 # Names of the custom calls.
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"
 STORED_LINEAR, PACKED_LINEAR = "jaxserve_stored_linear", "jaxserve_packed_linear"
-_LINEAR, _ATTENTION, _STORED_LINEAR, _PACKED_LINEAR = range(4)
+NORMALIZE = "jaxserve_normalize"
+_LINEAR, _ATTENTION, _STORED_LINEAR, _PACKED_LINEAR, _NORMALIZE = range(5)
+# Floats of a call to normalize from which on other threads help: fewer take less time than waking.
+_SHARED_FLOATS = 2**15
 _MAX_THREADS = 16  # the calls of a step are too short to gain from more
 # Checks before an idle thread goes to sleep: about 100 us, longer than the pause between two calls
 # of a step.
@@ -62,6 +66,7 @@ _shared_words = external_function("jaxserve_shared_words", _base, types.int64())
 _stored_linear_part = external_function("jaxserve_stored_linear_part", stored_linear_part, ffi.PART)
 _linear_part = external_function("jaxserve_linear_part", linear_part, ffi.PART)
 _packed_linear_part = external_function("jaxserve_packed_linear_part", packed_linear_part, ffi.PART)
+_normalize_part = external_function("jaxserve_normalize_part", normalize_part, ffi.PART)
 _attention_part = external_function("jaxserve_attention_part", attention_part, ffi.PART)
 
 
@@ -71,6 +76,8 @@ def _run_part(kernel: int, frame: int, part: int, parts: int) -> None:
         _linear_part(frame, part, parts)
     elif kernel == _PACKED_LINEAR:
         _packed_linear_part(frame, part, parts)
+    elif kernel == _NORMALIZE:
+        _normalize_part(frame, part, parts)
     elif kernel == _STORED_LINEAR:
         _stored_linear_part(frame, part, parts)
     else:
@@ -161,6 +168,18 @@ def _packed_linear_handler(frame: int) -> int:
 
 
 @cfunc(ffi.HANDLER, cache=True)
+def _normalize_handler(frame: int) -> int:
+    words = ffi.read_frame(frame)
+    if not ffi.answers_version_query(words):
+        _, shape = ffi.argument(words, 0)
+        if shape[0] * shape[1] < _SHARED_FLOATS:
+            _normalize_part(frame, 0, 1)
+        else:
+            _run_call(_shared_words(), _NORMALIZE, frame)
+    return 0
+
+
+@cfunc(ffi.HANDLER, cache=True)
 def _attention_handler(frame: int) -> int:
     if not ffi.answers_version_query(ffi.read_frame(frame)):
         _run_call(_shared_words(), _ATTENTION, frame)
@@ -203,6 +222,7 @@ def _start() -> None:
     os.register_at_fork(after_in_child=lambda: _set_word(_WORKERS, 0))
     ffi.register(LINEAR, _linear_handler)
     ffi.register(PACKED_LINEAR, _packed_linear_handler)
+    ffi.register(NORMALIZE, _normalize_handler)
     ffi.register(STORED_LINEAR, _stored_linear_handler)
     ffi.register(ATTENTION, _attention_handler)
 

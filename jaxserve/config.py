@@ -66,10 +66,6 @@ class EngineConfig:
         decode_steps: tokens that each row gets in one dispatch to the device, while no request
             waits and none of these tokens can end an output. Above 1, one more program is compiled
             for each decode size.
-        batch_invariant: a request's tokens and logprobs have the same bits whether it runs alone
-            or with others. Without this, they have in all batches of two requests and more; a
-            request that runs alone is computed by other programs, 1.5 times as fast. CPU only, and
-            for hidden sizes from 256 on (XLA:CPU compiles smaller arrays in other ways).
         forbid_compile: raise instead of compiling after ready.
         seed: from which the seeds of requests without one are drawn.
         generation_config: "auto" takes what requests leave unset from the model's own
@@ -93,7 +89,6 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool = True
     decode_steps: int = 1
-    batch_invariant: bool = False
     forbid_compile: bool = False
     seed: int = 0
     generation_config: str = "auto"

@@ -1,6 +1,6 @@
 """Whether a request gives the same bits under load as alone:
 
-    python -m bench.engine.reproducible [--requests 1000] [--no-batch-invariant] [--model FOLDER]
+    python -m bench.engine.reproducible [--requests 1000] [--model FOLDER]
 
 Requests of random length, sampling parameters and arrival run on an engine in a process of its own,
 whose pool is so small that it preempts. Then each runs alone on the same engine. The exit status is
@@ -92,7 +92,6 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         max_num_seqs=16,
         max_num_batched_tokens=128,
         kv_cache_memory=int(args.pool_mib * MIB),
-        batch_invariant=args.batch_invariant,
         forbid_compile=True,
     )
     client = await EngineClient.start(config)
@@ -115,7 +114,6 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         await client.close()
     return {
-        "batch_invariant": int(args.batch_invariant),
         "requests": len(wanted),
         "output_tokens": sum(len(c.token_ids) for choices in loaded for c in choices),
         "equal_to_the_last_bit": len(wanted) - len(different),
@@ -135,7 +133,6 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--longest-output", type=int, default=24)
     parser.add_argument("--model", default=EngineConfig().model)
-    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--pool-mib", type=float, default=40.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -33,8 +33,6 @@ HELP = {
     "enable_prefix_caching": "reuse the KV cache of prompts that begin with the same tokens",
     "overlap": "plan a step while the one before it runs",
     "decode_steps": "tokens a row in one dispatch, while no request waits and no output can end",
-    "batch_invariant": "the same bits for a request alone and in any batch; a request alone takes "
-    "1.5 times as long (CPU)",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "from which the seeds of requests without one are drawn",
     "generation_config": "auto uses the sampling defaults of the model's generation_config.json or "

@@ -63,10 +63,20 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> [..., size]
         f = x.astype(jnp.float32)
-        f = f * jax.lax.rsqrt(jnp.mean(f * f, axis=-1, keepdims=True) + self.eps)
+        f = _normalized(f, self.eps)
         if self.offset:
             return (f * (1 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
         return self.scale[...] * f.astype(x.dtype)
+
+
+def _normalized(x: jax.Array, eps: float) -> jax.Array:
+    """x [..., size] float32 over its root mean square, on a CPU with the same bits whatever the
+    number of rows."""
+    if jax.default_backend() != "cpu":
+        return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    import cpu_kernels
+
+    return cpu_kernels.normalize(x, eps)
 
 
 class Attention(nnx.Module):

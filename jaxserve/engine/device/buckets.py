@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from jaxserve.errors import ConfigError
 
-# Fewest tokens of a step, and fewest rows of head and sampler, except in a decode of one row. From
-# this many rows on XLA:CPU sums each row in the same order; padding to it costs little.
+# Fewest tokens of a step, and fewest rows of head and sampler, except in a decode of one row.
 MIN_ROWS = 16
+# Of such a decode. The sampler's loop over two rows is compiled as one over more rows is; XLA makes
+# other code of a loop over one, and so perhaps other bits.
+SINGLE_DRAWN = 2
 SHORT_PROMPT = (64, 4)  # tokens, rows: a short prompt beside a few decodes, so few rows in the head
 CHUNK_TOKENS = 128  # smallest bucket of chunks that don't fill the budget; the next double it
 
@@ -28,7 +30,7 @@ class Bucket:
     @property
     def drawn(self) -> int:
         """Rows that head and sampler compute."""
-        return max(self.rows, MIN_ROWS) if self.tokens > 1 else 1
+        return max(self.rows, MIN_ROWS) if self.tokens > 1 else SINGLE_DRAWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,8 @@ class BucketTable:
     mixed: tuple[Bucket, ...]
 
     @classmethod
-    def build(
-        cls, max_num_seqs: int, max_num_batched_tokens: int, batch_invariant: bool = False
-    ) -> BucketTable:
+    def build(cls, max_num_seqs: int, max_num_batched_tokens: int) -> BucketTable:
         """A few row counts for pure decodes, and fewer token counts for the rest.
-
-        Args:
-            batch_invariant: also pad a decode of one row to MIN_ROWS, for the same bits.
 
         Raises:
             ConfigError: the token budget has no room for prompts beside one token of each sequence.
@@ -56,10 +53,8 @@ class BucketTable:
                 f"({max_num_seqs}): a step computes one token of each sequence, and prompts beside"
             )
         most = max(max_num_seqs, MIN_ROWS)
-        rows = [MIN_ROWS << i for i in range(16) if MIN_ROWS << i < most]
-        if not batch_invariant:
-            rows = [1, *rows]
-        if batch_invariant or max_num_seqs > 1:
+        rows = [1, *(MIN_ROWS << i for i in range(16) if MIN_ROWS << i < most)]
+        if max_num_seqs > 1:
             rows.append(most)
         short = (SHORT_PROMPT[0], min(SHORT_PROMPT[1], max_num_seqs))
         chunks = [(CHUNK_TOKENS << i, max_num_seqs) for i in range(16)]

@@ -37,9 +37,7 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB{', quantised' if model.forms else ''}"
     yield f"KV cache     {describe_cache(limits)}"
-    table = BucketTable.build(
-        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
-    )
+    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
     yield f"step shapes  {len(table.all)}"
     rows = ", ".join(str(b.rows) for b in table.decode)
     yield f"  decode     {rows} rows; {_decode_waste(table)}"

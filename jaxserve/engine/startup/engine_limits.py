@@ -58,15 +58,9 @@ class EngineLimits:
             step_bytes: what the largest step allocates on a GPU; None: an estimate.
 
         Raises:
-            ConfigError: the KV memory holds no block, max_model_len exceeds the model's, or the
-                device can't keep what batch_invariant promises.
+            ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
         """
         on_cpu = device.on_cpu
-        if config.batch_invariant and not on_cpu:
-            raise ConfigError(
-                "batch_invariant holds on a CPU alone: on a GPU the bits of a matrix product "
-                "depend on its shape; leave it out"
-            )
         context = model.config.max_position_embeddings
         wanted = config.max_model_len or context
         if wanted > context:

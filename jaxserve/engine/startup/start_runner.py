@@ -80,9 +80,7 @@ def start_runner(
     )
     vocab = min(model.config.vocab_size, num_ids)
     limits = EngineLimits.resolve(config, model, dtype, device)
-    table = BucketTable.build(
-        limits.max_num_seqs, limits.max_num_batched_tokens, config.batch_invariant
-    )
+    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
     if not device.on_cpu and config.kv_cache_memory is None:
         small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
         probe, state = step_programs(small, model, device, vocab), state_maker(small, vocab)

@@ -3,9 +3,9 @@
     python -m bench.kernels.cpu
 
 Attention of one layer beside XLA's, and beside a read of the same keys and values; the products of
-one layer's MLP beside XLA's, and beside a read of its weights. The measurements of a case
-alternate, so that other work on the machine slows all of them. The last line is one flat JSON
-object.
+one layer's MLP, with its weights packed as the engine packs them, beside XLA's, and beside a read
+of its weights. The measurements of a case alternate, so that other work on the machine slows all of
+them. The last line is one flat JSON object.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def attend(  # type: ignore[no-untyped-def]
 
 
 def multiply(product, x, weights):  # type: ignore[no-untyped-def]
-    """The MLPs of all layers."""
+    """The MLPs of all layers; product(x, w, O) has O outputs."""
     for gate_up, down in weights:
-        gate, up = jnp.split(product(x, gate_up), 2, axis=-1)
-        x = x + product(jax.nn.silu(gate) * up, down)
+        gate, up = jnp.split(product(x, gate_up, 2 * INNER), 2, axis=-1)
+        x = x + product(jax.nn.silu(gate) * up, down, HIDDEN)
     return x
 
 
-def xla_product(x: jax.Array, w: jax.Array) -> jax.Array:
+def xla_product(x: jax.Array, w: jax.Array, outputs: int) -> jax.Array:
     return x @ w.T
 
 
@@ -151,16 +151,17 @@ def product_figures() -> dict[str, float]:
         tuple(jnp.asarray(rng.standard_normal(shape, np.float32) / 64) for shape in shapes)
         for _ in range(PRODUCT_LAYERS)
     ]
+    packed = [tuple(map(cpu_kernels.pack, pair)) for pair in weights]
     one_read = jax.jit(read)
     print(f"{'MLP, per layer':20s} {'ms':>8s} {'xla ms':>8s} {'read ms':>8s} {'GFLOP/s':>8s}")
     for rows in ROWS:
         x = jnp.asarray(rng.standard_normal((rows, HIDDEN), np.float32))
         ours, xla = (
             jax.jit(functools.partial(multiply, product))
-            for product in (cpu_kernels.linear, xla_product)
+            for product in (cpu_kernels.packed_linear, xla_product)
         )
         (wall, _), (xla_wall, _), (read_wall, _) = alternate(
-            (ours, (x, weights)), (xla, (x, weights)), (one_read, (weights,))
+            (ours, (x, packed)), (xla, (x, weights)), (one_read, (weights,))
         )
         ms = [1e3 * seconds / PRODUCT_LAYERS for seconds in (wall, xla_wall, read_wall)]
         flops = 6 * rows * HIDDEN * INNER * PRODUCT_LAYERS / wall / 1e9

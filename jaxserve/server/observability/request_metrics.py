@@ -117,6 +117,9 @@ class RequestMetrics(RequestObserver, Collector):
 
     def on_first_tokens(self, times: RequestTimes, seconds: float, tokens: int) -> None:
         self._first.observe(seconds)
+        # Tokens that came together with the first came no time after it. They are counted so that
+        # a client whose event loop was busy counts as many gaps as one that was not.
+        self._next.observe(0.0, tokens - 1)
         self._generation_tokens += tokens
         if len(times.choices) == 1:
             self._prompt_tokens += times.prompt_tokens

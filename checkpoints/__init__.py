@@ -6,10 +6,29 @@ from pathlib import Path
 
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.hub import check_name, pull
-from jaxserve.config import Quantization
+from jaxserve.config import EngineConfig, Quantization
 from jaxserve.errors import ModelNotFoundError
 
-__all__ = ["Checkpoint", "check_name", "open_checkpoint", "open_outline", "pull"]
+__all__ = [
+    "Checkpoint",
+    "check_name",
+    "open_checkpoint",
+    "open_outline",
+    "pull",
+    "pull_with_tokenizer",
+]
+
+
+def pull_with_tokenizer(config: EngineConfig) -> tuple[Path, Path]:
+    """Where the model's files are, and those of the tokenizer, which are usually the same.
+
+    Raises:
+        ModelNotFoundError, CheckpointError: as pull().
+    """
+    path = pull(config.model, config.revision)
+    if config.tokenizer is None:
+        return path, path
+    return path, pull(config.tokenizer, only_tokenizer=True)
 
 
 def open_outline(path: Path, quantization: Quantization | None = None) -> Checkpoint:

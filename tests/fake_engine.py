@@ -42,7 +42,7 @@ class FakeEngine:
     def run(self) -> None:
         start = self._receive(wait=True)
         path = checkpoints.pull(start.config.model)
-        fetched = protocol.Fetched(str(path))
+        fetched = protocol.Fetched(str(path), str(path))
         self._sockets.send(fetched)
         tokenizer = load_tokenizer(path)
         self._token = tokenizer.vocabulary.piece_id("~")

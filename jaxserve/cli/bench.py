@@ -135,8 +135,8 @@ def _startup(args: argparse.Namespace) -> int:
     import checkpoints
     from jaxserve.bench.startup_time import startup
 
-    model = checkpoints.pull(engine.model)
-    serve_flags = flags.words(replace(engine, model=EngineConfig().model))
+    model = checkpoints.pull(engine.model, engine.revision)
+    serve_flags = flags.words(replace(engine, model=EngineConfig().model, revision=None))
     _print(startup(model, serve_flags, config.warm_rounds))
     return 0
 

@@ -12,11 +12,15 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
+from jaxserve.config import EngineConfig
+
 Settings = TypeVar("Settings")
 
 HELP = {
     # EngineConfig
     "model": "a folder, a GGUF file, a hub name (owner/name), or a name that `pull` knows",
+    "revision": "branch, tag or commit of a model of the hub",
+    "tokenizer": "take vocabulary and chat template from this folder, GGUF file or hub name",
     "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
     "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
     "them on a CPU",
@@ -40,6 +44,8 @@ HELP = {
     # ServerConfig
     "host": "address to listen on",
     "port": "port to listen on; 0 chooses a free one",
+    "uds": "listen on a Unix domain socket at this path instead of host and port",
+    "root_path": "the path under which a proxy serves this server, for its API description",
     "served_model_names": "names that requests may use (default: the model's own)",
     "max_body_bytes": "larger request bodies are refused",
     "max_choices": "most choices in one request",
@@ -80,6 +86,7 @@ HELP = {
 }
 
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
+COUNTS = frozenset({"max_model_len", "max_num_batched_tokens"})
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.IGNORECASE)
@@ -93,6 +100,15 @@ def parse_size(text: str) -> int:
     return int(float(match["number"]) * _UNITS[match["unit"].upper()])
 
 
+def parse_count(text: str) -> int:
+    """A number as people write it, and vLLM reads it: 32768, 32k (of 1000), 32K (of 1024)."""
+    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)(?P<unit>[kKmM]?)", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}; write it as 32768 or 32K")
+    units = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+    return int(float(match["number"]) * units[match["unit"]])
+
+
 def format_size(size: int) -> str:
     """The shortest exact spelling, such as 8MiB."""
     unit = next(u for u in "TGMK" if size % _UNITS[u] == 0) if size and size % 1024 == 0 else ""
@@ -100,15 +116,17 @@ def format_size(size: int) -> str:
 
 
 def add_model(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Adds MODEL as an optional positional argument in place of --model."""
-    default = _fields(settings)["model"].default
+    """Adds MODEL as an optional positional argument, which --model gives, too."""
+    default, where = _fields(settings)["model"].default, _destination(settings, "model")
+    # Not given, it mustn't overwrite what --model says.
     parser.add_argument(
-        _destination(settings, "model"),
+        where,
         nargs="?",
-        default=default,
+        default=argparse.SUPPRESS,
         metavar="MODEL",
         help=_help("model", default),
     )
+    parser.add_argument("--model", dest=where, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_flags(
@@ -128,6 +146,13 @@ def add_flags(
         unset: fields without a default here; build() gets their values from its `defaults`.
         defaults: fields whose default differs from the class's.
     """
+    if settings is EngineConfig and only is None:
+        parser.add_argument(
+            "--config",
+            metavar="FILE",
+            help="a YAML file with any of these settings, as `max-num-seqs: 8`; the command line "
+            "and variables such as JAXSERVE_MAX_NUM_SEQS take precedence",
+        )
     hints = typing.get_type_hints(settings)
     fields = _fields(settings)
     for name in fields if only is None else only:
@@ -197,7 +222,9 @@ def _reader(name: str, hint: Any) -> dict[str, Any]:
         return {"choices": typing.get_args(plain), "metavar": "NAME"}
     if plain not in (int, float, str):
         raise TypeError(f"{name}: no flag for a field of type {hint}")
-    reader: Callable[[str], Any] = parse_size if name in SIZES else plain
+    reader: Callable[[str], Any] = plain
+    if name in SIZES or name in COUNTS:
+        reader = parse_size if name in SIZES else parse_count
     return {"type": reader, "metavar": "SIZE" if name in SIZES else plain.__name__.upper()}
 
 

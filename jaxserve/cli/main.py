@@ -3,13 +3,13 @@ them."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 import jaxserve
 from jaxserve.cli import bench, chat, convert, generate, plan, pull, run_batch, serve, top
+from jaxserve.cli.flag_parser import FlagParser
 from jaxserve.errors import JaxserveError
 
 FAILED = 1
@@ -18,8 +18,8 @@ INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the process's exit code."""
-    args = _parser().parse_args(argv)
     try:
+        args = make_parser().parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jaxserve", description="LLM serving on JAX/XLA.")
+def make_parser() -> FlagParser:
+    """The parser of all commands."""
+    parser = FlagParser(prog="jaxserve", description="LLM serving on JAX/XLA.")
     parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (serve, generate, chat, run_batch, bench, top, plan, pull, convert):

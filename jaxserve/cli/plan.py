@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     config = flags.build(EngineConfig, args)
     # Needs a config only: a folder without weights is accepted.
     path = Path(config.model)
-    path = path if path.exists() else checkpoints.pull(config.model)
+    path = path if path.exists() else checkpoints.pull(config.model, config.revision)
     describe = suggest if args.suggest else plan
     for line in describe(config, path, args.gpu):
         print(line)

@@ -12,10 +12,12 @@ SUMMARY = "download a model and print its path"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser, EngineConfig)
+    flags.add_flags(parser, EngineConfig, only=("revision",))
 
 
 def run(args: argparse.Namespace) -> int:
     import checkpoints
 
-    print(checkpoints.pull(flags.build(EngineConfig, args).model))
+    config = flags.build(EngineConfig, args)
+    print(checkpoints.pull(config.model, config.revision))
     return 0

@@ -35,5 +35,9 @@ def announce(url: str, model: str, seconds: float) -> None:
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "temperature": 0})
     print(f"ready: {url} serving {model} (start-up {seconds:.1f} s)")
-    command = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    command = ["curl"]
+    if url.startswith("unix:"):
+        command += ["--unix-socket", url.removeprefix("unix:")]
+        url = "http://localhost"
+    command += [f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     print(shlex.join([*command, "-d", body]), flush=True)

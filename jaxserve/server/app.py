@@ -45,5 +45,5 @@ def create_app(
     app.add_routes([operation.route() for operation in operations])
     if config.page:
         app.add_routes(page.routes())
-    app.add_routes(openapi.routes(operations, with_keys=bool(keys)))
+    app.add_routes(openapi.routes(operations, bool(keys), config.root_path))
     return app

@@ -27,7 +27,7 @@ import sys
 from checkpoints import pull
 from jaxserve.errors import ModelNotFoundError
 try:
-    print(pull(sys.argv[1]))
+    print(pull(sys.argv[1], *(word or None for word in sys.argv[2:])))
 except ModelNotFoundError as error:
     sys.exit(f"refused: {error}")
 """
@@ -45,6 +45,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.gated: set[str] = set()
         self.sent: list[str] = []
+        self.asked: list[str] = []
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -59,6 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.server.asked.append(self.path)
         path = self.path.split("?")[0].strip("/")
         api = path.removeprefix("api/models/")
         owner_name = "/".join(api.split("/")[:2])
@@ -122,11 +124,11 @@ def hub(tensors: dict[str, np.ndarray], write_folder: Callable[..., Path]) -> It
 
 @pytest.fixture
 def run_pull(hub: Hub, tmp_path: Path) -> Pull:
-    def run(model: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(model: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
         own = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.endpoint, "NO_PROXY": "*"}
         return subprocess.run(
-            [sys.executable, "-c", PULL, model],
+            [sys.executable, "-c", PULL, model, *more],
             env=kept | own | environment,
             capture_output=True,
             text=True,
@@ -135,6 +137,22 @@ def run_pull(hub: Hub, tmp_path: Path) -> Pull:
         )
 
     return run
+
+
+@pytest.mark.slow
+def test_a_revision_is_asked_for_and_its_files_alone(hub: Hub, run_pull: Pull) -> None:
+    pulled = run_pull("tiny/llama", "some-branch")
+    assert pulled.returncode == 0, pulled.stderr
+    assert any("/revision/some-branch" in path for path in hub.asked), hub.asked
+    refused = run_pull("smollm2-135m", "some-branch")
+    assert "only a model of the hub has revisions" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_tokenizer_alone_needs_no_weights(hub: Hub, run_pull: Pull) -> None:
+    pulled = run_pull("tiny/llama", "", "tokenizer")
+    assert pulled.returncode == 0, pulled.stderr
+    assert not [name for name in hub.sent if name.endswith(".safetensors")]
 
 
 @pytest.mark.slow

@@ -53,10 +53,10 @@ class EngineProcess:
                 f"{protocol.PROTOCOL_VERSION}: install one version of jaxserve"
             )
         try:
-            path = checkpoints.pull(start.config.model)
-            self._fetched = protocol.Fetched(str(path))
+            path, tokenizer = checkpoints.pull_with_tokenizer(start.config)
+            self._fetched = protocol.Fetched(str(path), str(tokenizer))
             self._clients.send(self._fetched)
-            core = EngineCore(start.config, path, load_tokenizer(path), sys.stderr.isatty())
+            core = EngineCore(start.config, path, load_tokenizer(tokenizer), sys.stderr.isatty())
         except JaxserveError as error:
             return self._fail(str(error))
         ready = core.ready

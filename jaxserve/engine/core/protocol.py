@@ -22,7 +22,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import Changes, SchedulerStats
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 AdminCommand = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
@@ -52,9 +52,14 @@ class Detach(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """The engine has fetched the model's files, and begins to load them."""
+    """The engine has fetched the model's files, and begins to load them.
+
+    Args:
+        tokenizer: where the tokenizer's files are.
+    """
 
     path: str
+    tokenizer: str
 
 
 class Submit(Message, frozen=True):

@@ -94,7 +94,8 @@ class EngineClient:
             ModelError: the model can't be fetched or served.
             EngineDeadError: the process ended without a message; its stderr says why.
         """
-        checkpoints.check_name(config.model)  # before a process is started
+        for name in filter(None, (config.model, config.tokenizer)):
+            checkpoints.check_name(name)  # before a process is started
         connection = await EngineConnection.start_process(module)
         start = protocol.Start(protocol.PROTOCOL_VERSION, config)
         return await cls._connect(config, connection, start)
@@ -136,7 +137,7 @@ class EngineClient:
             assert isinstance(fetched, protocol.Fetched)
             # The engine loads and compiles while this process reads the tokenizer.
             path = Path(fetched.path)
-            tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, Path(fetched.tokenizer))
             defaults = sampling_defaults(config, path)
             ready = await connection.receive_at_start()
             assert isinstance(ready, protocol.Ready)

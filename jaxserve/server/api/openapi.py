@@ -49,10 +49,13 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetails
 
 
-def describe(operations: Sequence[Operation], with_keys: bool) -> dict[str, Any]:
+def describe(
+    operations: Sequence[Operation], with_keys: bool, root_path: str = ""
+) -> dict[str, Any]:
     """The OpenAPI 3.1 document.
 
     Args:
+        root_path: the path under which a proxy serves the operations.
         with_keys: whether the server needs API keys.
     """
     kinds: list[Any] = [ErrorBody]
@@ -77,6 +80,8 @@ def describe(operations: Sequence[Operation], with_keys: bool) -> dict[str, Any]
         "paths": paths,
         "components": {"schemas": components},
     }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if with_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
@@ -130,9 +135,9 @@ def _add_unsupported(schema: dict[str, Any], unsupported: Mapping[str, Sequence[
         }
 
 
-def routes(operations: Sequence[Operation], with_keys: bool) -> list[web.RouteDef]:
+def routes(operations: Sequence[Operation], with_keys: bool, root_path: str) -> list[web.RouteDef]:
     """Routes of the document, and of the page that shows it."""
-    document = msgspec.json.encode(describe(operations, with_keys))
+    document = msgspec.json.encode(describe(operations, with_keys, root_path))
     page = _PAGE.read_bytes()
 
     async def openapi(_: web.Request) -> web.Response:

@@ -13,7 +13,11 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.server.context import ServerContext
 from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.processes.api_processes import ApiProcesses
-from jaxserve.server.processes.listening_socket import bound_socket, url_of
+from jaxserve.server.processes.listening_socket import (
+    bound_socket,
+    removed_at_end,
+    url_of,
+)
 from jaxserve.server.processes.server_setup import ServerSetup
 from jaxserve.server.processes.shutdown import (
     StopRequest,
@@ -42,12 +46,12 @@ async def serve(
     setup = ServerSetup.of(config)
     # Bound before the model loads, so that a port in use is reported immediately. Connections are
     # refused until the socket listens.
-    with bound_socket(config) as sock, stop_on_signals() as stop:
+    with bound_socket(config) as sock, removed_at_end(config.uds), stop_on_signals() as stop:
         client = await _start_engine(engine, setup, stop)
         if client is None:
             return
         workers, created = WorkerStats(client.folder, 0, config.api_workers), int(time.time())
-        port = sock.getsockname()[1]
+        port = 0 if config.uds else sock.getsockname()[1]
         async with (
             setup.listen(client, sock, workers, created) as (context, site),
             ApiProcesses.start(client, config, port, created, stop.requested) as processes,

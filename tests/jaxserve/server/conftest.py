@@ -21,7 +21,7 @@ import pytest
 READY_SECONDS = 300
 EXIT_SECONDS = 60
 READY_LINE = re.compile(
-    r"ready: (?P<url>http://\S+) serving (?P<model>\S+) \(start-up [\d.]+ s\)\n"
+    r"ready: (?P<url>(http://|unix:)\S+) serving (?P<model>\S+) \(start-up [\d.]+ s\)\n"
 )
 
 

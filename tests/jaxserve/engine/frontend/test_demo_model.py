@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.frontend.llm import LLM
-from jaxserve.outputs import TokenLogprobs
+from jaxserve.outputs import PositionLogprobs
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def test_logprobs_of_prompts_and_outputs_equal_transformers(llm: LLM) -> None:
             check_top(entry, rank, ids, values)
 
 
-def check_top(entry: TokenLogprobs, rank: int, ids: list[int], values: list[float]) -> None:
+def check_top(entry: PositionLogprobs, rank: int, ids: list[int], values: list[float]) -> None:
     """Equal except for the order of near ties, which may replace the last entry."""
     assert abs(entry.rank - rank) <= rank // 100  # of 49,152 tokens, those far down are close
     np.testing.assert_allclose([value for _, value in entry.top], values, atol=2e-3)

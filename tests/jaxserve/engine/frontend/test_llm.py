@@ -15,10 +15,10 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.core.protocol import Output
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.errors import ConfigError, InvalidRequestError
-from jaxserve.outputs import TokenLogprobs
+from jaxserve.outputs import PositionLogprobs
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
 
-LogprobsOf = Sequence[TokenLogprobs | None] | None
+LogprobsOf = Sequence[PositionLogprobs | None] | None
 
 
 def greedy(max_tokens: int = 32, **settings: Any) -> SamplingParams:
@@ -236,3 +236,57 @@ def test_content_in_parts_and_arguments_without_effect(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}], params)
     with pytest.raises(InvalidRequestError, match="doesn't use nonsense"):
         llm.chat([{"role": "user", "content": "a"}], params, nonsense=True)
+
+
+def test_logprobs_are_found_by_token_id(llm: LLM, prompts: list[list[int]]) -> None:
+    params = SamplingParams(temperature=1, seed=7, max_tokens=6, logprobs=2, prompt_logprobs=1)
+    (done,) = llm.generate(prompts[0], sampling_params=params)
+    output = done.outputs[0]
+    assert output.logprobs is not None
+    for token, position in zip(output.token_ids, output.logprobs, strict=True):
+        assert position.token_id == next(iter(position)) == token
+        assert position[token].logprob == position.logprob
+        assert {t for t, _ in position.top} <= position.keys()
+        assert position[position.top[0][0]].rank == 1
+        text = llm.tokenizer.decode([token], skip_special_tokens=False)
+        assert position[token].decoded_token == text  # each token is a byte
+    assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs[0] is None
+    for token, entry in zip(prompts[0][1:], done.prompt_logprobs[1:], strict=True):
+        assert entry is not None
+        assert entry[token].logprob <= 0
+
+
+def test_requests_come_as_they_finish_and_may_be_left(llm: LLM, prompts: list[list[int]]) -> None:
+    params = [greedy(24), greedy(3), greedy(12)]
+    expected = {i: o.outputs[0].token_ids for i, o in enumerate(llm.generate(prompts, params))}
+    done = list(llm.generate_each(prompts, params))
+    assert [output.index for output in done] == [1, 2, 0]
+    assert {output.index: output.outputs[0].token_ids for output in done} == expected
+    some = llm.generate_each(prompts, params)
+    assert next(some).index == 1
+    # Another call in between takes nothing from those that wait.
+    assert tokens(llm, prompts[:1], greedy(24)) == [expected[0]]
+    assert next(some).outputs[0].token_ids == expected[2]
+    some.close()  # type: ignore[attr-defined]
+    assert not llm.core.has_work
+    assert llm.core.stats.blocks_used == 0
+
+
+def test_the_progress_bar_counts_requests(llm: LLM, prompts: list[list[int]]) -> None:
+    shown: list[int] = []
+
+    class Bar:
+        def __init__(self, total: int, **settings: Any) -> None:
+            shown.append(total)
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def update(self) -> None:
+            shown.append(1)
+
+    llm.generate(prompts, greedy(2), use_tqdm=Bar)
+    assert shown == [len(prompts)] + [1] * len(prompts)

@@ -6,58 +6,22 @@ and starts threads, so import it only where the model runs on a CPU.
 
 from __future__ import annotations
 
-import atexit
-import hashlib
-import logging
-import os
-import shutil
-import tempfile
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 
+from cpu_kernels.code_cache import checked_cache
 
-def _cache_folder() -> str:
-    """The folder for compiled code of this version: the first one that can be written to.
-
-    Numba recompiles a function when its own file changes, but not when a function that it calls
-    changes in another file. The folder is therefore named after a hash of all source files.
-    """
-    package = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(package.glob("*.py")))
-    version = hashlib.sha256(sources).hexdigest()[:16]
-    home = os.path.expanduser("~")  # unchanged where the user has no home
-    places = numba.config.CACHE_DIR, package / "__pycache__", f"{home}/.cache/jaxserve/numba"
-    for folder in (Path(place) / version for place in places if os.path.isabs(place)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not any(folder.iterdir()):
-                logging.getLogger(__name__).info("compiling kernels for this CPU, once: 20 s")
-            with tempfile.TemporaryFile(dir=folder):
-                return str(folder)
-        except OSError:
-            continue
-    temporary = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    return temporary
-
-
-# Numba reads the setting when it decorates a function, so it is set only while the kernels load.
-_original_folder, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
-from cpu_kernels.thread_pool import (  # noqa: E402
-    ATTENTION,
-    LINEAR,
-    NORMALIZE,
-    PACKED_LINEAR,
-    STORED_LINEAR,
-)
-from cpu_kernels.tiles import TILE  # noqa: E402
-from cpu_kernels.widen import BLOCKS, KINDS  # noqa: E402
-
-numba.config.CACHE_DIR = _original_folder
+with checked_cache():
+    from cpu_kernels.thread_pool import (
+        ATTENTION,
+        LINEAR,
+        NORMALIZE,
+        PACKED_LINEAR,
+        STORED_LINEAR,
+    )
+    from cpu_kernels.tiles import TILE
+    from cpu_kernels.widen import BLOCKS, KINDS
 
 CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, PACKED_LINEAR, STORED_LINEAR)
 _NO_WINDOW = 2**30

@@ -125,7 +125,8 @@ def _run_call(base: int, kernel: int, frame: int) -> None:
     atomic_exchange(base + _BUSY, 0)
 
 
-@njit(nogil=True, **COMPILED)
+# With types, so that it is compiled before it runs, as everything else is.
+@njit(types.void(types.int64, types.int64), nogil=True, **COMPILED)
 def _worker_loop(base: int, sleep_fd: int) -> None:
     byte = np.empty(1, np.int64)
     while atomic_load(base + _STOP) == 0:

@@ -55,3 +55,7 @@ class EngineError(JaxserveError):
 
 class EngineDeadError(JaxserveError):
     """The engine process has ended: nothing can be served until it is restarted (HTTP 503)."""
+
+
+class ShuttingDownError(JaxserveError):
+    """The server was stopped before the request had ended (HTTP 503)."""

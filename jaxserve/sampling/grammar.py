@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from jaxserve.errors import EngineError, InvalidRequestError
+from jaxserve.sampling.grammar_errors import refusal
 from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.json_schema import prepare_schema
 from jaxserve.sampling.mask_bits import mask_words
@@ -199,9 +200,8 @@ class GrammarCompiler:
             # The first mask is often the most expensive one. All copies reuse its results.
             matcher.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
         if matcher.is_error():
-            raise InvalidRequestError(
-                f"the grammar can't be used: {_first_line(matcher)}", "structured_outputs"
-            )
+            schema = params.json if isinstance(params.json, str) else None
+            raise refusal(matcher.get_error(), params.grammar, schema)
         is_json = params.is_json or (params.grammar is not None and "%json" in params.grammar)
         return Grammar(matcher, first, self._numbers if is_json else None)
 

@@ -36,7 +36,8 @@ LIMIT_BYTES = 2**30  # for one grammar
 OUT_OF_MEMORY = 3  # exit status of the process
 STACK_BYTES = 2**28  # llguidance recurses once for each rule, and an overflow ends the process
 
-_Answer = tuple[str, int]  # why the grammar is refused, or ""; bytes that it takes
+# Why the grammar is refused, or ""; the part that is at fault; bytes that the grammar takes.
+_Answer = tuple[str, str | None, int]
 
 
 class TooCostlyError(InvalidRequestError):
@@ -79,9 +80,9 @@ class GrammarTrial:
         answer = self._ask(params, wanted)
         if not answer:
             raise self._end()
-        refusal, size = msgspec.json.decode(answer, type=_Answer)
+        refusal, param, size = msgspec.json.decode(answer, type=_Answer)
         if refusal:
-            raise InvalidRequestError(refusal, "structured_outputs")
+            raise InvalidRequestError(refusal, param)
         return size
 
     def close(self) -> None:
@@ -212,21 +213,21 @@ def _answer_all(seconds: int) -> None:
     """Reads the vocabulary and then grammars, and writes an answer to each."""
     lines, answers = sys.stdin.buffer, sys.stdout.buffer
 
-    def answer(refusal: str, size: int) -> None:
-        answers.write(msgspec.json.encode((refusal, size)) + b"\n")
+    def answer(refusal: str, param: str | None, size: int) -> None:
+        answers.write(msgspec.json.encode((refusal, param, size)) + b"\n")
         answers.flush()
 
     compiler = GrammarCompiler(msgspec.json.decode(lines.readline(), type=GrammarVocabulary))
     _limit_next(seconds)
-    answer("", 0)
+    answer("", None, 0)
     for line in lines:
         before = _heap_bytes()
         try:
             grammar = compiler.compile(msgspec.json.decode(line, type=StructuredOutputsParams))
         except InvalidRequestError as error:
-            answer(str(error), 0)
+            answer(str(error), error.param, 0)
         else:
-            answer("", max(_heap_bytes() - before, 0))
+            answer("", None, max(_heap_bytes() - before, 0))
             del grammar
         _limit_next(seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxserve.errors import InvalidRequestError
@@ -74,6 +74,21 @@ def closed(schema: Schema) -> Schema:
         return schema | {"additionalProperties": False}
 
     return _change_all(schema, close)
+
+
+def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schemas directly in a schema, each with its path there."""
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            yield from _objects((f"{key}.{name}", part) for name, part in schema[key].items())
+    yield from _objects((key, schema.get(key)) for key in _ONE)
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            yield from _objects((f"{key}[{i}]", part) for i, part in enumerate(schema[key]))
+
+
+def _objects(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Schema]]:
+    return ((name, part) for name, part in named if isinstance(part, dict))
 
 
 def _parts(schema: Schema) -> Iterator[Schema]:

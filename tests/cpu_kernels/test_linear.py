@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -71,24 +67,6 @@ def test_denormals_are_treated_alike_on_every_thread() -> None:
     x, w = np.full((4, 8), 1e-20, np.float32), np.full((4000, 8), 1e-20, np.float32)
     seen = {np.asarray(LINEAR(x, w)).tobytes() for _ in range(100)}
     assert len(seen) == 1
-
-
-def test_the_cache_folder_is_the_first_writable_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_kernels, "__file__", str(tmp_path / "__init__.py"))
-    home = tmp_path / "home"
-    monkeypatch.setenv("HOME", str(home))
-    assert Path(cpu_kernels._cache_folder()).parent == tmp_path / "__pycache__"
-    shutil.rmtree(tmp_path / "__pycache__")
-    (tmp_path / "__pycache__").touch()
-    assert Path(cpu_kernels._cache_folder()).parent == home / ".cache/jaxserve/numba"
-    shutil.rmtree(home)
-    home.touch()
-    assert Path(cpu_kernels._cache_folder()).parent == Path(tempfile.gettempdir())
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
-    assert Path(cpu_kernels._cache_folder()).parent == Path(tempfile.gettempdir())
 
 
 def test_unsupported_types_are_refused() -> None:

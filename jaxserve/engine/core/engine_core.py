@@ -181,7 +181,7 @@ class EngineCore:
         try:
             self._scheduler.check_queue(len(self._grammars))
         except QueueFullError as error:
-            return _refusal(message, OverloadedError.__name__, error)
+            return _error_output(message.request_id, OverloadedError.__name__, error)
         if message.params.structured_outputs is None:
             return self._add(message, None)
         grammar = self._grammars.put(message)
@@ -196,15 +196,15 @@ class EngineCore:
         try:
             self._register(message, None if compiled is None else compiled.result())
         except (InvalidRequestError, RequestTooLongError) as error:
-            return _refusal(message, "InvalidRequestError", error)
+            return _error_output(message.request_id, "InvalidRequestError", error)
         except UnprocessableError as error:
-            return _refusal(message, UnprocessableError.__name__, error)
+            return _error_output(message.request_id, UnprocessableError.__name__, error)
         except OverloadedError as error:
-            return _refusal(message, OverloadedError.__name__, error)
+            return _error_output(message.request_id, OverloadedError.__name__, error)
         except Exception as error:  # whatever it is, the other requests go on
             log.exception("request %s can't be added", message.request_id)
             self.abort(message.request_id)
-            return _refusal(message, EngineError.__name__, error)
+            return _error_output(message.request_id, EngineError.__name__, error)
         return None
 
     def _register(self, message: Submit, grammar: Grammar | None) -> None:
@@ -437,8 +437,7 @@ class EngineCore:
             if sibling.output_token_ids and sibling.output_token_ids[-1] < 0:
                 sibling.output_token_ids[-1] = 0  # as its end may hash the token
         self.abort(sequence.request.request_id)
-        kind = type(error).__name__
-        return Output(sequence.request.request_id, [], error=str(error), error_kind=kind)
+        return _error_output(sequence.request.request_id, type(error).__name__, error)
 
 
 def _admissions(plan: StepPlan) -> list[Output]:
@@ -455,5 +454,6 @@ def _admissions(plan: StepPlan) -> list[Output]:
     ]
 
 
-def _refusal(message: Submit, kind: str, error: Exception) -> Output:
-    return Output(message.request_id, [], error=str(error), error_kind=kind)
+def _error_output(request_id: str, kind: str, error: Exception) -> Output:
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    return Output(request_id, [], error=str(error), error_kind=kind, error_param=param)

@@ -190,6 +190,7 @@ class Output(Message, frozen=True, gc=False):
         queue_s: set once, when the request is first admitted: seconds in the scheduler's queue.
         error: set when the engine refused or failed this request; the kind names the exception
             class in jaxserve.errors.
+        error_param: the field at fault, of an InvalidRequestError.
     """
 
     request_id: str
@@ -205,6 +206,7 @@ class Output(Message, frozen=True, gc=False):
     queue_s: float | None = None
     error: str | None = None
     error_kind: str | None = None
+    error_param: str | None = None
 
     @property
     def has_only_tokens(self) -> bool:
@@ -268,8 +270,10 @@ class Snapshot(Message, frozen=True):
 
 def as_error(output: Output) -> JaxserveError:
     """The exception behind an output that reports one."""
-    error: JaxserveError = getattr(errors, output.error_kind or "", EngineError)(output.error)
-    return error
+    kind: type[JaxserveError] = getattr(errors, output.error_kind or "", EngineError)
+    if issubclass(kind, errors.InvalidRequestError):
+        return kind(output.error or "", output.error_param)
+    return kind(output.error)
 
 
 def join_tokens(outputs: Iterable[Output]) -> list[Output]:

@@ -25,7 +25,13 @@ from jaxserve.engine.frontend.request_observer import RequestObserver, RequestTi
 from jaxserve.engine.frontend.request_stream import RequestStream
 from jaxserve.engine.frontend.request_validation import Prompt, RequestValidator
 from jaxserve.engine.frontend.sampling_defaults import sampling_defaults
-from jaxserve.errors import EngineDeadError, EngineError, InvalidRequestError
+from jaxserve.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    JaxserveError,
+    ShuttingDownError,
+)
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import Tokenizer, load_tokenizer
@@ -258,6 +264,7 @@ class EngineClient:
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
             EngineError, EngineDeadError: afterwards.
+            ShuttingDownError: close() was called before the end.
         """
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequestError(
@@ -343,7 +350,7 @@ class EngineClient:
         self._closing = True
         if self.healthy:
             await self._connection.shut_down()
-        self._fail_all(EngineDeadError("the server is shutting down"))
+        self._fail_all(ShuttingDownError("the server is shutting down"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -398,15 +405,15 @@ class EngineClient:
         """Fails everything that is pending as soon as the engine process ends."""
         status = self.exit_status = await self._connection.wait_ended()
         if self._closing:
-            self._die(EngineDeadError("the server is shutting down"))
+            self._die(ShuttingDownError("the server is shutting down"))
         else:
             self._die(EngineDeadError(f"the engine process ended with status {status}"))
 
-    def _die(self, error: EngineDeadError) -> None:
+    def _die(self, error: JaxserveError) -> None:
         self._dead.set()
         self._fail_all(error)
 
-    def _fail_all(self, error: EngineDeadError) -> None:
+    def _fail_all(self, error: JaxserveError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         for waiting in self._admin_calls.values():

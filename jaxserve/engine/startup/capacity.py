@@ -79,8 +79,8 @@ def suggest(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
             pool = limits.num_blocks * limits.block_size // len(limits.layout.groups)
             yield (
                 f"{line}KV cache of {pool} tokens, "
-                f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len}, "
-                f"{limits.capacity(TYPICAL_TOKENS)} of {TYPICAL_TOKENS}"
+                f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len}"
+                f"{_typical_capacity(limits)}"
             )
 
 
@@ -98,9 +98,16 @@ def describe_cache(limits: EngineLimits) -> str:
         f"{limits.num_blocks * limits.bytes_per_block / GIB:.2f} GiB: {limits.num_blocks} blocks "
         f"of {size} tokens in {groups} cache group{'s' * (groups > 1)}, "
         f"{limits.bytes_per_block // size * groups} bytes a token; holds "
-        f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len} tokens, "
-        f"{limits.capacity(TYPICAL_TOKENS)} of {TYPICAL_TOKENS}"
+        f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len} tokens"
+        f"{_typical_capacity(limits)}"
     )
+
+
+def _typical_capacity(limits: EngineLimits) -> str:
+    """How many typical requests fit; nothing where a request can't have so many tokens."""
+    if limits.max_model_len <= TYPICAL_TOKENS:
+        return ""
+    return f", {limits.capacity(TYPICAL_TOKENS)} of {TYPICAL_TOKENS}"
 
 
 def _decode_waste(table: BucketTable) -> str:

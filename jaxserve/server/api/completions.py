@@ -38,14 +38,16 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionRequest, COMPLETION_UNSUPPORTED)
     context.check_model(body.model)
     body.check()
-    params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
-    prompts = await run_off_loop(request, tokenize, context, body, params)
+    with body.naming_errors():
+        params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
+        prompts = await run_off_loop(request, tokenize, context, body, params)
     _check_echo_size(body, prompts, params)
     echoes = bool(body.echo) and not body.only_echo
     batches = generation.submit(
         context,
         prompts,
         params,
+        body,
         **body.scheduling(),
         echoes_prompt=echoes,
         default_max_tokens=context.default_max_tokens(DEFAULT_MAX_TOKENS),

@@ -18,6 +18,14 @@ from typing import Any
 import msgspec
 
 from jaxserve.errors import ConfigError
+from jaxserve.server.api.route_table import OPERATIONS
+
+# Of the operations that can be batched.
+URLS = tuple(
+    operation.path
+    for operation in OPERATIONS
+    if operation.method == "POST" and operation.path.startswith("/v1/")
+)
 
 
 class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -25,12 +33,29 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Args:
         custom_id: chosen by the caller, unique in the file.
+        body: as it is in the file; it is sent unchanged.
     """
 
     custom_id: str
     method: str
     url: str
-    body: dict[str, Any]
+    body: msgspec.Raw
+
+
+class _BodyOptions(msgspec.Struct):
+    """What is read of a body."""
+
+    stream: Any = None
+
+
+class _Identified(msgspec.Struct):
+    """What is read of a malformed line; values of other fields are skipped."""
+
+    custom_id: str
+
+
+_DECODE_OPTIONS = msgspec.json.Decoder(_BodyOptions).decode
+_DECODE_ID = msgspec.json.Decoder(_Identified).decode
 
 
 class BatchResponse(msgspec.Struct):
@@ -81,13 +106,17 @@ def read_lines(file: Path) -> Iterator[BatchRequest | BadLine]:
                 continue
             try:
                 request = decode(line)
+                options = _DECODE_OPTIONS(request.body)
             except (msgspec.DecodeError, RecursionError) as error:
                 yield BadLine(_id_of(line), BatchError(f"line {number}: {error}"))
                 continue
-            if request.method != "POST" or not request.url.startswith("/v1/"):
-                message = f"line {number}: only POST to /v1/... can be batched"
+            if request.method != "POST" or request.url not in URLS:
+                message = (
+                    f"line {number}: only POST to {', '.join(URLS)} can be batched; the line has "
+                    f"{request.method[:20]} to {request.url[:200]}"
+                )
                 yield BadLine(request.custom_id, BatchError(message))
-            elif request.body.get("stream"):
+            elif options.stream:
                 message = f"line {number}: a batch can't stream; leave stream out"
                 yield BadLine(request.custom_id, BatchError(message))
             else:
@@ -97,11 +126,9 @@ def read_lines(file: Path) -> Iterator[BatchRequest | BadLine]:
 def _id_of(line: bytes) -> str | None:
     """The custom_id of a malformed line, where it can be read."""
     try:
-        value = msgspec.json.decode(line)
+        return _DECODE_ID(line).custom_id
     except (msgspec.DecodeError, RecursionError):
         return None
-    custom_id = value.get("custom_id") if isinstance(value, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
 
 
 def check_ids(file: Path) -> tuple[set[str], int]:

@@ -133,10 +133,9 @@ async def _session(
 
 async def _post(http: aiohttp.ClientSession, request: BatchRequest) -> BatchResponse:
     while True:
-        body = msgspec.json.encode(request.body)
         headers = {"Content-Type": "application/json"}
         async with http.post(
-            request.url, data=body, headers=headers, timeout=_NO_LIMIT
+            request.url, data=bytes(request.body), headers=headers, timeout=_NO_LIMIT
         ) as response:
             answer = await response.read()
             if response.status not in RETRIED_STATUSES:

@@ -16,6 +16,7 @@ from jaxserve.errors import (
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    ShuttingDownError,
     UnprocessableError,
 )
 
@@ -96,6 +97,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, "the body is nested too deeply", code="invalid_json")
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
+        case ShuttingDownError():
+            return unavailable(str(error), "shutting_down")
         case web.HTTPException():
             return _from_http_exception(error)
     error_id = f"err-{uuid.uuid4().hex[:12]}"

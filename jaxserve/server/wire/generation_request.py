@@ -8,6 +8,7 @@ values with a 400 that names the field.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise InvalidRequestError(f"{param} needs include_usage: true", param)
 
 
+_CONSTRAINTS = ("json", "regex", "choice", "grammar")  # on the output; fields with "guided_" before
 # Fields that SamplingParams has under the same name.
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop_token_ids"),
@@ -68,6 +70,10 @@ class BaseGenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     def api_names(self) -> Mapping[str, str]:
         """Fields that the engine and the chat template name otherwise: their name to the API's."""
         return {}
+
+    def naming_errors(self) -> AbstractContextManager[None]:
+        """A context in which InvalidRequestErrors get the API's names of fields."""
+        return renaming(self.api_names)
 
     def check(self) -> None:
         """Cross-field checks, which types can't express.
@@ -166,6 +172,20 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
     def scheduling(self) -> dict[str, Any]:
         return {"priority": self.priority or 0, "cache_salt": self.cache_salt}
 
+    def naming_errors(self) -> AbstractContextManager[None]:
+        return renaming({**self.api_names, **self.constraint_names})
+
+    @property
+    def constraint_names(self) -> Mapping[str, str]:
+        """The engine's name of the constraint on the output, to the field that has it."""
+        guided = (f"guided_{name}" for name in _CONSTRAINTS)
+        fields = [name for name in guided if getattr(self, name) is not None]
+        if self.structured_outputs is not None:
+            fields += [f"structured_outputs.{name}" for name in self.structured_outputs.given]
+        if self.response_format is not None and self.response_format.json_schema is not None:
+            fields.append("response_format.json_schema.schema")
+        return {"structured_outputs": fields[0]} if len(fields) == 1 else {}
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -182,7 +202,7 @@ class GenerationRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fiel
         """
         guided = {
             name: value
-            for name in ("json", "regex", "choice", "grammar")
+            for name in _CONSTRAINTS
             if (value := getattr(self, f"guided_{name}")) is not None
         }
         alternatives = [

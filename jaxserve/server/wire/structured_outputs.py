@@ -42,6 +42,11 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     grammar: str | None = None
     json_object: bool | None = None
 
+    @property
+    def given(self) -> list[str]:
+        """Names of the fields that are set."""
+        return [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+
     def structured_params(self) -> StructuredOutputsParams:
         choice = None if self.choice is None else tuple(self.choice)
         return StructuredOutputsParams(

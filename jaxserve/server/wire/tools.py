@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.json_schema import OPTIONS, closed, without_unknown_formats
 from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.server.wire.call_grammar import REQUIRED_CALLS, CallLayout, calls_grammar
+from jaxserve.server.wire.validation import renaming
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -73,23 +75,26 @@ class ToolUse:
     Args:
         mode: "required": the model must call tools; if `named` is set, the tool of that name.
         parallel: whether one response may have several calls.
+        paths: where the request has each function, such as "tools[0].function".
     """
 
     functions: tuple[Function, ...] = ()
     mode: ToolMode = "none"
     named: str | None = None
     parallel: bool = True
+    paths: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls,
-        functions: Sequence[Function],
+        functions: Mapping[str, Function],
         choice: ToolMode | FunctionName | None,
         parallel: bool | None,
     ) -> ToolUse:
         """From a request's fields, which are checked against one another.
 
         Args:
+            functions: by where the request has each, such as "tools[0].function".
             choice: the mode, the function that must be called, or None for the API's default.
 
         Raises:
@@ -98,10 +103,10 @@ class ToolUse:
         """
         named = choice.name if isinstance(choice, FunctionName) else None
         names: set[str] = set()
-        for i, function in enumerate(functions):
+        for path, function in functions.items():
             if not _NAME.fullmatch(function.name):
                 raise InvalidRequestError(
-                    f"tools[{i}]: a function's name must have 1 to 64 letters, digits, _ or -; it "
+                    f"{path}.name: a function's name must have 1 to 64 letters, digits, _ or -; it "
                     f"was {function.name!r}",
                     "tools",
                 )
@@ -117,7 +122,7 @@ class ToolUse:
         if not functions or choice == "none":
             return cls()
         mode: ToolMode = "required" if named is not None or choice == "required" else "auto"
-        return cls(tuple(functions), mode, named, parallel is not False)
+        return cls(tuple(functions.values()), mode, named, parallel is not False, tuple(functions))
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates expect them; None if there are none."""
@@ -141,6 +146,30 @@ class ToolUse:
             (schema,) = (f.compact_schema for f in self.functions if f.name == self.named)
             return StructuredOutputsParams(json=schema)
         return StructuredOutputsParams(grammar=self._grammar(REQUIRED_CALLS))
+
+    @contextmanager
+    def naming_errors(self, answer_names: Mapping[str, str]) -> Iterator[None]:
+        """Gives InvalidRequestErrors about a schema in a grammar the tool's name and the request's
+        own path of the schema.
+
+        Args:
+            answer_names: as of renaming(), for a grammar that isn't one of calls.
+        """
+        names = {} if self.mode == "required" else dict(answer_names)
+        names |= {f"{name}.answer": field for name, field in answer_names.items()}
+        for i, (path, function) in enumerate(zip(self.paths, self.functions, strict=True)):
+            names[f"structured_outputs.arguments_{i}"] = f"{path}.parameters"
+            if function.name == self.named:
+                names["structured_outputs"] = f"{path}.parameters"
+        try:
+            with renaming(names):
+                yield
+        except InvalidRequestError as error:
+            for path, function in zip(self.paths, self.functions, strict=True):
+                if (error.param or "").startswith(f"{path}."):
+                    message = f"the tool {function.name}: {error}"
+                    raise InvalidRequestError(message, error.param, error.code) from None
+            raise
 
     def call_or_answer(
         self, layout: CallLayout, special_ids: Mapping[str, int], answer: StructuredOutputsParams

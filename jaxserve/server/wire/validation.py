@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from aiohttp import web
@@ -24,6 +24,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`")
+_IN_MAP = re.compile(r" - at `\$\.(?P<name>\w+)(?P<unknown>\[\.\.\.\])")
 _AT_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 
@@ -96,7 +97,20 @@ def parse(
     try:
         return msgspec.convert(kept, into)
     except msgspec.ValidationError as error:
-        raise _as_invalid_request(str(error), path) from None
+        raise _as_invalid_request(_with_key(str(error), kept, into), path) from None
+
+
+def _with_key(message: str, body: Mapping[str, Any], into: type[Body]) -> str:
+    """msgspec's message with the key of the wrong value in a map, in place of "[...]"."""
+    if (at := _IN_MAP.search(message)) is None:
+        return message
+    kind = get_type_hints(into)[at["name"]]
+    for key, value in body[at["name"]].items():
+        try:
+            msgspec.convert({key: value}, kind)
+        except msgspec.ValidationError:
+            return f"{message[: at.end('name')]}.{key}{message[at.end('unknown') :]}"
+    return message
 
 
 @contextmanager
@@ -104,17 +118,27 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     """Gives InvalidRequestErrors the request's own names of fields.
 
     Args:
-        names: the engine's name of a field to the request's.
+        names: the engine's name of a field, or the beginning of its path, to the request's.
     """
     try:
         yield
     except InvalidRequestError as error:
-        if error.param is None or (name := names.get(error.param)) is None:
+        if (renamed := _renamed(error, names)) is None:
             raise
-        message = str(error)
-        if error.param != "prompt":  # messages say "the prompt" of the text, not of the field
-            message = re.sub(rf"\b{error.param}\b", name, message, count=1)
-        raise InvalidRequestError(message, name, error.code) from None
+        raise renamed from None
+
+
+def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError | None:
+    """The error with the request's own name; None if that is the engine's."""
+    path = error.param or ""
+    begins = [name for name in names if re.match(rf"{re.escape(name)}(?![^.\[])", path)]
+    if not begins:
+        return None
+    known = max(begins, key=len)
+    message = str(error)
+    if known != "prompt":  # messages say "the prompt" of the text, not of the field
+        message = re.sub(rf"\b{re.escape(known)}\b", lambda _: names[known], message, count=1)
+    return InvalidRequestError(message, names[known] + path[len(known) :], error.code)
 
 
 def _refuse_unsupported(

@@ -15,7 +15,8 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.errors import ConfigError
-from jaxserve.server.processes.batch_file import OutputFile, check_ids
+from jaxserve.server.processes.batch_file import BadLine, BatchRequest, OutputFile, check_ids
+from jaxserve.server.processes.batch_file import read_lines as parsed_lines
 
 COMMAND = (sys.executable, "-m", "jaxserve.cli.main", "run-batch")
 
@@ -112,6 +113,12 @@ def test_bad_lines_get_an_error_and_the_settings_of_a_server_count(
         line("long", model="mine", prompt="x", max_tokens=3),
     ]
     source, target = write_lines(tmp_path / "in", lines), tmp_path / "out"
+    # Numbers that nobody can hold: the server refuses them, and the other lines go on.
+    numbers = {"infinite": "1e400", "long number": "9" * 5000, "negative": "-" + "9" * 400}
+    with source.open("a") as file:
+        for name, number in numbers.items():
+            huge = json.dumps(line(name, model="mine", prompt="x", seed="NUMBER"))
+            file.write(huge.replace('"NUMBER"', number) + "\n")
     with source.open("ab") as file:
         file.write(b'{"custom_id": "cut\n\n' + b"[" * 100_000 + b"\n")
     command = [*COMMAND, "-i", str(source), "-o", str(target), "--model", str(tiny_llama)]
@@ -119,21 +126,55 @@ def test_bad_lines_get_an_error_and_the_settings_of_a_server_count(
     command += ["--chat-template", str(template), "--max-output-tokens", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
-    assert "9 requests: 0 succeeded before, 9 run now, 7 of them with an error" in done.stdout
+    assert "12 requests: 0 succeeded before, 12 run now, 10 of them with an error" in done.stdout
     results = read_lines(target)
-    assert len(results) == len(lines) + 2
+    assert len(results) == len(lines) + 5
     named = {result["custom_id"]: result for result in results}
     good, answer = (named[name]["response"]["body"] for name in ("good", "chat"))
     assert answer["choices"][0]["message"]["content"] == good["choices"][0]["text"]
     assert answer["usage"]["prompt_tokens"] == good["usage"]["prompt_tokens"]
     assert named["long"]["response"]["status_code"] == 400
+    for name in numbers:
+        assert named[name]["response"]["status_code"] == 400
+        assert named[name]["response"]["body"]["error"]["message"]
     messages = {name: named[name]["error"]["message"] for name in ("bare", "get", "load", "stream")}
     assert "line 3" in messages["bare"]
     assert "line 4: only POST" in messages["get"]
     assert "line 5: only POST" in messages["load"]
     assert "line 6" in messages["stream"]
     nameless = [result["error"]["message"] for result in results if result["custom_id"] is None]
-    assert sorted(message[:7] for message in nameless) == ["line 10", "line 8:"]
+    assert sorted(message[:7] for message in nameless) == ["line 11", "line 13"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/load",
+        "/v1/../metrics",
+        "/v1/models",
+        "/v1/chat/completions/",
+        "/v1/",
+        "",
+        "//v1/responses",
+    ],
+)
+def test_urls_that_cannot_be_batched(tmp_path: Path, url: str) -> None:
+    source = write_lines(tmp_path / "in", [line("a"), line("b") | {"url": url}])
+    good, bad = parsed_lines(source)
+    assert isinstance(good, BatchRequest)
+    assert isinstance(bad, BadLine)
+    assert bad.custom_id == "b"
+    supported = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+    assert all(name in bad.error.message for name in supported)
+    assert bad.error.message.endswith(f"POST to {url}")
+
+
+@pytest.mark.parametrize("body", ["[]", "1", "null", '"x"'])
+def test_a_body_that_is_no_object(tmp_path: Path, body: str) -> None:
+    (tmp_path / "in").write_text(json.dumps(line("a") | {"body": json.loads(body)}) + "\n")
+    (bad,) = parsed_lines(tmp_path / "in")
+    assert isinstance(bad, BadLine)
+    assert bad.custom_id == "a"
 
 
 def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:

@@ -217,3 +217,41 @@ def test_formats_in_data_are_no_keywords() -> None:
     schema = {"properties": {"format": {"type": "string", "format": "x"}}} | data
     right = {"properties": {"format": {"type": "string"}}} | data
     assert without_unknown_formats(schema) == right
+
+
+BAD = {"type": "string", "pattern": "(?=x)"}  # a regular expression that llguidance can't follow
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (BAD, ""),
+        ({"properties": {"a": {"type": "string"}, "b": BAD}}, ".properties.b"),
+        ({"properties": {"a": {"items": {"anyOf": [NULL, BAD]}}}}, ".properties.a.items.anyOf[1]"),
+        ({"properties": {"a": {"$ref": "#/$defs/c"}}, "$defs": {"c": BAD}}, ".properties.a"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, ".properties.a"),
+        ({"minimum": 5, "maximum": 3, "type": "integer"}, ""),
+        ({"items": {"type": "foo"}}, ".items"),
+    ],
+)
+def test_an_error_names_the_part_of_the_schema(
+    compiler: GrammarCompiler, schema: Any, path: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        compiler.compile(StructuredOutputsParams(json=schema))
+    assert raised.value.param == f"structured_outputs{path}"
+    assert str(raised.value).startswith(f"structured_outputs{path}: the grammar can't be used: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_an_error_names_the_rule_of_a_schema_in_a_grammar(compiler: GrammarCompiler) -> None:
+    good, bad = '{"type": "string"}', json.dumps({"properties": {"a": BAD}})
+    grammar = f"start: one | two\none: %json {good}\ntwo: %json {bad}"
+    with pytest.raises(InvalidRequestError) as raised:
+        compiler.compile(StructuredOutputsParams(grammar=grammar))
+    assert raised.value.param == "structured_outputs.two.properties.a"
+    assert "look-around" in str(raised.value)
+    with pytest.raises(InvalidRequestError, match=r"at 1\(8\)") as raised:
+        compiler.compile(StructuredOutputsParams(grammar="start: nothing"))
+    assert raised.value.param == "structured_outputs"

@@ -85,7 +85,7 @@ def empty_response(
         top_logprobs=body.top_logprobs or 0,
         text={"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
         reasoning={"effort": body.reasoning and body.reasoning.effort, "summary": None},
-        tools=list(body.functions()),
+        tools=list(body.functions().values()),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         metadata=body.metadata or {},

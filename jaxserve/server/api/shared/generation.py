@@ -18,29 +18,31 @@ from jaxserve.server.context import ServerContext
 from jaxserve.server.observability.request_log import current_record
 from jaxserve.server.parsers.answer_parser import AnswerParser
 from jaxserve.server.wire.errors import ApiError
-from jaxserve.server.wire.generation_request import GenerationRequest
+from jaxserve.server.wire.generation_request import BaseGenerationRequest, GenerationRequest
 from jaxserve.server.wire.response_fields import TokenCount, Usage
 from jaxserve.server.wire.sse import DONE, EventStream, error_event
 
 DeltaBatches = AsyncGenerator[list[CompletionDelta], None]
 
 
-def submit(
+async def submit(
     context: ServerContext,
     prompts: Sequence[list[int]],
     params: SamplingParams,
+    body: BaseGenerationRequest,
     priority: int = 0,
     cache_salt: str | None = None,
     echoes_prompt: bool = False,
     default_max_tokens: int | None = None,
 ) -> DeltaBatches:
-    """Starts generation for the HTTP request that this task serves.
+    """Starts generation for the HTTP request that this task serves, once it is iterated.
 
     Args:
+        body: names the fields of errors.
         echoes_prompt, default_max_tokens: as of EngineClient.stream().
     """
     record = current_record()
-    return context.client.stream(
+    batches = context.client.stream(
         prompts,
         params,
         request_id=record.id,
@@ -49,6 +51,10 @@ def submit(
         echoes_prompt=echoes_prompt,
         default_max_tokens=default_max_tokens,
     )
+    with body.naming_errors():
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
 
 
 async def gather(

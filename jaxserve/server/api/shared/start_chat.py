@@ -16,7 +16,6 @@ from jaxserve.server.api.shared.json_body import read_body, run_off_loop
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.generation_request import BaseGenerationRequest
 from jaxserve.server.wire.response_fields import TokenCount
-from jaxserve.server.wire.validation import renaming
 
 Body = TypeVar("Body", bound=BaseGenerationRequest)
 
@@ -52,12 +51,12 @@ async def start_chat(
     body = await read_body(request, into, unsupported)
     context.check_model(body.model)
     body.check()
-    with renaming(body.api_names):
+    with body.naming_errors():
         params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
         prompt = await run_off_loop(request, render, context, body, params)
     params = prompt.params
     default = context.default_max_tokens(None)
     batches = generation.submit(
-        context, [prompt.ids], params, **body.scheduling(), default_max_tokens=default
+        context, [prompt.ids], params, body, **body.scheduling(), default_max_tokens=default
     )
     return StartedChat(context, body, params, prompt, batches, TokenCount(len(prompt.ids)))

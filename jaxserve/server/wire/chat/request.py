@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from jaxserve.errors import InvalidRequestError
@@ -44,7 +45,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
-        functions = [tool.function for tool in self.tools or ()]
+        functions = {
+            f"tools[{i}].function": tool.function for i, tool in enumerate(self.tools or ())
+        }
         asked = self.tool_choice
         choice = asked.function if isinstance(asked, NamedToolChoice) else asked
         return ToolUse.of(functions, choice, self.parallel_tool_calls)
@@ -69,6 +72,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         with renaming({"logprobs": "top_logprobs"}):
             limit = self.max_tokens if limit is None else limit
             return self.sampling_params(limit, top, defaults)
+
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        with renaming(self.api_names), self.tool_use().naming_errors(self.constraint_names):
+            yield
 
     @property
     def api_names(self) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ Fields are applied, accepted or refused as those of GenerationRequest; see `gene
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from jaxserve.server.wire.generation_request import (
 from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.structured_outputs import FormatType, format_params
 from jaxserve.server.wire.tools import Function, FunctionName, ToolUse
-from jaxserve.server.wire.validation import parse
+from jaxserve.server.wire.validation import parse, renaming
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -106,13 +107,19 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
         """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
         return ToolUse.of(self.functions(), self.tool_choice, self.parallel_tool_calls)
 
-    def functions(self) -> list[FunctionTool]:
-        """The functions among the tools.
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        names = {"structured_outputs": "text.format.schema"}
+        with renaming(API_NAMES), self.tool_use().naming_errors(names):
+            yield
+
+    def functions(self) -> dict[str, FunctionTool]:
+        """The functions among the tools, by where the request has each.
 
         Raises:
             InvalidRequestError: one is malformed.
         """
-        return list(_functions(self.tools or (), "tools"))
+        return dict(_functions(self.tools or (), "tools"))
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """Without max_output_tokens the limit is the context length."""
@@ -134,11 +141,11 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
         )
 
 
-def _functions(tools: Sequence[dict[str, Any]], path: str) -> Iterator[FunctionTool]:
+def _functions(tools: Sequence[dict[str, Any]], path: str) -> Iterator[tuple[str, FunctionTool]]:
     for i, tool in enumerate(tools):
         where, kind = f"{path}[{i}]", tool.get("type")
         if kind == "function":
-            yield parse(tool, FunctionTool, {}, f"{where}.")
+            yield where, parse(tool, FunctionTool, {}, f"{where}.")
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
             yield from _functions(tool["tools"], f"{where}.tools")
         elif isinstance(kind, str):
@@ -167,5 +174,4 @@ API_NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
-    "structured_outputs": "text.format",
 }

@@ -57,6 +57,17 @@ def test_llama_8b_on_an_h100(llama_8b: Path, capsys: pytest.CaptureFixture[str])
     assert decodes[1].split(", ")[-1] == "256"
 
 
+@pytest.mark.parametrize(("length", "shown"), [(512, False), (1000, False), (1001, True)])
+def test_requests_longer_than_the_context_are_not_counted(
+    llama_8b: Path, capsys: pytest.CaptureFixture[str], length: int, shown: bool
+) -> None:
+    command = ["plan", str(llama_8b), "--gpu", "H100-80GB", "--max-model-len", str(length)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert re.search(rf"holds \d+ requests of {length} tokens(, \d+ of 1000)?\n", text)
+    assert (" of 1000\n" in text) == shown
+
+
 def test_a_model_that_leaves_no_room(llama_8b: Path) -> None:
     config = EngineConfig(model=str(llama_8b), gpu_memory_utilization=0.2)
     with pytest.raises(ConfigError, match="none for the KV cache"):

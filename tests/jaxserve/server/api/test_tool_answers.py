@@ -258,3 +258,80 @@ async def test_an_answer_of_reasoning_alone_can_be_sent_back(tiny_server: Any) -
     thought = {"role": "assistant", "content": None, "reasoning": "a"}
     status, _ = await chat(tiny_server, messages=[user, thought, user], max_tokens=1)
     assert status == 200
+
+
+BAD = {"type": "string", "pattern": "(?=x)"}  # a regular expression that no grammar can follow
+PARAMETERS = {"type": "object", "properties": {"city": BAD}}
+BAD_TOOL = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_an_error_names_the_tool_and_the_field(tiny_server: Any, choice: Any) -> None:
+    status, answer = await chat(tiny_server, tools=[TOOL, BAD_TOOL], tool_choice=choice)
+    assert status == 400
+    assert answer["error"]["param"] == "tools[1].function.parameters.properties.city"
+    assert answer["error"]["message"].startswith("the tool weather: tools[1].function.parameters")
+    assert "look-around" in answer["error"]["message"]
+
+
+async def test_an_error_of_calls_or_an_answer_names_which(tiny_server: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    status, answer = await chat(tiny_server, tools=[TOOL, BAD_TOOL], response_format=form)
+    assert (status, answer["error"]["param"]) == (
+        400,
+        "tools[1].function.parameters.properties.city",
+    )
+    form["json_schema"] = {"schema": {"properties": {"a": {"items": BAD}}}}
+    status, answer = await chat(tiny_server, tools=[TOOL], response_format=form)
+    assert (status, answer["error"]["param"]) == (
+        400,
+        "response_format.json_schema.schema.properties.a.items",
+    )
+
+
+async def test_an_error_names_the_field_of_a_tool_of_a_response(tiny_server: Any) -> None:
+    inner = {"type": "function", **BAD_TOOL["function"]}  # type: ignore[dict-item]
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [inner]}]
+    body = {"input": "x", "tools": tools, "tool_choice": "required"}
+    form = {"type": "json_schema", "name": "s", "schema": {"properties": {"a": BAD}}}
+    expected = {
+        "tools[1].tools[0].parameters.properties.city": body,
+        "text.format.schema.properties.a": {"input": "x", "text": {"format": form}},
+    }
+    for param, asked in expected.items():
+        async with (
+            aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+            http.post("/v1/responses", json=asked) as response,
+        ):
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "(?=x)"}, "guided_regex"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= nothing"}, "guided_grammar"),
+        ({"guided_json": {"items": BAD}}, "guided_json.items"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"json": {"items": BAD}}}, "structured_outputs.json.items"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ],
+)
+async def test_an_error_of_a_constraint_names_its_field(
+    tiny_server: Any, fields: Any, param: str
+) -> None:
+    for path, own in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
+        async with (
+            aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
+            http.post(path, json={"max_tokens": 4, **own, **fields}) as response,
+        ):
+            error = (await response.json())["error"]
+            assert (response.status, error["param"]) == (400, param), error

@@ -2,7 +2,9 @@
 PYTHON ?= $(shell .ci/find-python)
 VENV   ?= .venv
 JAX    ?= jax
-CUDA   := $(if $(shell command -v nvidia-smi),cuda)
+# CUDA 13 needs driver 580 or newer (device_choice.py). Empty without a GPU.
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
+CUDA   := $(if $(DRIVER),$(shell [ "$(DRIVER)" -ge 580 ] && echo 13 || echo 12))
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Two files of tests at once, but where they would share a GPU's memory.
 PYTEST := $(VENV)/bin/python -m pytest $(if $(CUDA),,-n 2 --dist loadfile)
@@ -34,12 +36,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	@echo "installing jaxserve into $(VENV)"
-	$(PIP) "$(JAX)" -e ".$(if $(CUDA),[$(CUDA)])"
+	$(PIP) "$(JAX)" -e ".$(if $(CUDA),[cuda$(CUDA)])"$(if $(CUDA), -c "constraints/cuda$(CUDA).txt")
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing jaxserve and its test tools into $(VENV)"
-	$(PIP) "$(JAX)" -e ".[dev$(if $(CUDA),$(comma)$(CUDA))]"
+	$(PIP) "$(JAX)" -e ".[dev$(if $(CUDA),$(comma)cuda$(CUDA))]"$(if $(CUDA), -c "constraints/cuda$(CUDA).txt")
 	@touch $@ $(VENV)/.installed
 
 CLIENTS_VENV ?= .venv-clients
@@ -53,20 +55,23 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(JAX)" -e ".[clients]"
 	@touch $@
 
-# The CUDA compiler comes from the package index.
-KERNELS_VENV ?= .venv-kernels
-KERNELS_JAX   = $(shell "$(PYTHON)" -c 'import sys; print("0.11.2" if sys.version_info >= (3, 12) else "0.10.2")')
+# The CUDA compiler comes from the package index: of CUDA 13, or with CUDA=12.
+KERNELS_CUDA  = $(or $(CUDA),13)
+KERNELS_VENV ?= .venv-kernels-cuda$(KERNELS_CUDA)
+COMPILERS_12  = nvidia-cuda-nvcc-cu12
+COMPILERS_13  = nvidia-cuda-nvcc nvidia-nvvm
 
 kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels and of a step, with no GPU
 	$(KERNELS_VENV)/bin/python -m bench.kernels.compiled_kernels
 	$(KERNELS_VENV)/bin/python -m bench.engine.compiled_steps
 
-$(KERNELS_VENV)/.installed: pyproject.toml
+$(KERNELS_VENV)/.installed: pyproject.toml constraints/cuda$(KERNELS_CUDA).txt
 	@echo "installing the CUDA compiler into $(KERNELS_VENV) (1.8 GB)"
 	"$(PYTHON)" -m venv $(KERNELS_VENV)
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -e . jax==$(KERNELS_JAX) jax-cuda13-plugin==$(KERNELS_JAX) jax-cuda13-pjrt==$(KERNELS_JAX) \
-	  nvidia-cuda-nvdisasm nvidia-cuda-nvcc nvidia-nvvm
+	  -e . -c constraints/cuda$(KERNELS_CUDA).txt \
+	  jax jax-cuda$(KERNELS_CUDA)-plugin jax-cuda$(KERNELS_CUDA)-pjrt \
+	  $(COMPILERS_$(KERNELS_CUDA)) nvidia-cuda-nvdisasm
 	@touch $@
 
 comma := ,

@@ -44,6 +44,8 @@ class EngineConfig:
         revision: of a model of the hub: a branch, a tag or a commit; None is the newest.
         tokenizer: takes vocabulary and chat template from here instead of the model: a folder, a
             GGUF file or a hub name.
+        device: "auto" is the GPU where there is one or where jax's CUDA plugin is installed, and an
+            error if jax can't use it; "cpu" is the CPU.
         dtype: of weights, activations and KV cache; "auto" is bfloat16 on a GPU, float32 on a CPU
             (bfloat16 matmuls are several times slower there).
         weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
@@ -79,6 +81,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     revision: str | None = None
     tokenizer: str | None = None
+    device: Literal["auto", "cpu"] = "auto"
     dtype: str = "auto"
     weights: Literal["auto", "stored", "widened"] = "auto"
     quantization: Quantization | None = None
@@ -99,6 +102,8 @@ class EngineConfig:
     generation_config: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu"):
+            raise ConfigError(f"device must be auto or cpu; it was {self.device!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(
                 f"dtype must be auto, float32, bfloat16 or float16; it was {self.dtype!r}"

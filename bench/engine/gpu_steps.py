@@ -102,7 +102,7 @@ class ModelBench:
             kv_cache_memory=load.kv_cache_memory,
             enable_prefix_caching=False,
         )
-        dtype = jnp.dtype(start_runner.DeviceInfo.here().dtype(config))
+        dtype = jnp.dtype(start_runner.DeviceInfo.here(config).dtype(config))
         self.model = outline(load.model, dtype, config.max_model_len)
         table = BucketTable(tuple(Bucket(n, n) for n in load.batches), (Bucket(load.prompt, most),))
         tokenizer = SimpleNamespace(num_ids=load.model.vocab_size)

@@ -21,6 +21,7 @@ HELP = {
     "model": "a folder, a GGUF file, a hub name (owner/name), or a name that `pull` knows",
     "revision": "branch, tag or commit of a model of the hub",
     "tokenizer": "take vocabulary and chat template from this folder, GGUF file or hub name",
+    "device": "auto uses the GPU of a machine that has one; cpu doesn't",
     "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
     "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
     "them on a CPU",

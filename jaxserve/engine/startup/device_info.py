@@ -77,6 +77,28 @@ def prepare_gpu(share: float) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{_COMMAND_BUFFERS}=+CONDITIONAL,+WHILE".strip()
 
 
+def memory_by_kind(kind: str, config: EngineConfig) -> int:
+    """Bytes that the engine may use of a GPU whose allocator doesn't count.
+
+    Args:
+        kind: as XLA names the device, such as "NVIDIA H100 80GB HBM3".
+
+    Raises:
+        ConfigError: the GPU isn't in GPUS, and no kv_cache_memory is set.
+    """
+    words = kind.replace("-", " ").split()
+    of_name = {gpu: total for gpu, total in GPUS.items() if gpu.split("-")[0] in words}
+    of_size = {gpu: total for gpu, total in of_name.items() if gpu.split("-")[1] in words}
+    if found := of_size or of_name:
+        return int(min(found.values()) * config.gpu_memory_utilization)
+    if config.kv_cache_memory is None:
+        raise ConfigError(
+            f"XLA's allocator doesn't tell how much memory {kind!r} has: set --kv-cache-memory, or "
+            "unset XLA_PYTHON_CLIENT_ALLOCATOR"
+        )
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """Args:
@@ -86,12 +108,20 @@ class DeviceInfo:
     gpu_bytes: int | None
 
     @classmethod
-    def here(cls) -> DeviceInfo:
-        """The device that this process computes on; see prepare_gpu."""
+    def here(cls, config: EngineConfig) -> DeviceInfo:
+        """The device that this process computes on; see prepare_gpu.
+
+        Raises:
+            ConfigError: the device tells no memory, it isn't in GPUS, and no kv_cache_memory is
+                set.
+        """
         if jax.default_backend() == "cpu":
             return cls(None)
-        stats = jax.local_devices()[0].memory_stats() or {}
-        return cls(int(stats["bytes_limit"] - stats["bytes_in_use"]))
+        device = jax.local_devices()[0]
+        if stats := device.memory_stats():
+            return cls(int(stats["bytes_limit"] - stats["bytes_in_use"]))
+        # An allocator that doesn't count, such as XLA_PYTHON_CLIENT_ALLOCATOR=platform.
+        return cls(memory_by_kind(device.device_kind, config))
 
     @classmethod
     def named(cls, gpu: str | None, share: float) -> DeviceInfo:

@@ -34,7 +34,10 @@ def test_no_step_copies_the_pool(llm: LLM) -> None:
 def test_several_decode_steps_do_not_copy_the_pool(llm: LLM, tiny_llama: Path) -> None:
     pool, steps, vocab, dtype = 2**22, 3, llm.core._vocab, jnp.dtype("float32")
     config = EngineConfig(str(tiny_llama), max_num_seqs=8, kv_cache_memory=pool)
-    device, model = DeviceInfo.here(), outline(open_checkpoint(tiny_llama).config, dtype, None)
+    device, model = (
+        DeviceInfo.here(config),
+        outline(open_checkpoint(tiny_llama).config, dtype, None),
+    )
     limits = EngineLimits.resolve(config, model, dtype, device)
     programs = step_programs(limits, model, device, vocab, steps)
     state = jax.eval_shape(state_maker(limits, vocab))

@@ -48,7 +48,8 @@ _ENVIRONMENT = "the hub's own variables apply"
 
 # Flags that both have, with one meaning.
 SAME = (
-    *("--model", "--tokenizer", "--revision", "--dtype", "--seed", "--max-model-len"),
+    *("--model", "--tokenizer", "--revision", "--device", "--dtype", "--seed"),
+    "--max-model-len",
     *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--gpu-memory-utilization"),
     *("--kv-cache-dtype", "--enable-prefix-caching", "--scheduling-policy", "--quantization"),
     *("--generation-config", "--host", "--port", "--uds", "--root-path", "--max-logprobs"),
@@ -167,7 +168,6 @@ OTHERS: dict[str, VllmFlag] = {
     "--stream-interval": _refused("tokens are sent as they come", "1"),
     "--scheduler-cls": _refused("a policy is a class in scheduler/policies.py"),
     "--speculative-config": _refused("there is no draft model"),
-    "--device": _without_effect("JAX's platform is used (JAX_PLATFORMS)", True),
     "--distributed-executor-backend": _without_effect("there is one device", True),
     "--tensor-parallel-size": _refused(_ONE_DEVICE, "1"),
     "-tp": _refused(_ONE_DEVICE, "1"),
@@ -199,6 +199,7 @@ NAMES = tuple(OTHERS)
 
 # Values of flags that both have, and what they are called here.
 _VALUES: dict[str, dict[str, str]] = {
+    "--device": {"cuda": "auto"},
     "--dtype": {"half": "float16", "float": "float32"},
     "--kv-cache-dtype": {"fp8": "fp8_e4m3"},
     "--generation-config": {"vllm": "none"},

@@ -16,6 +16,7 @@ ROW = re.compile(r"^\| `(?P<flag>-\S+)` \| (?P<becomes>.+) \|$", re.MULTILINE)
 ROWS = dict(ROW.findall(PAGE.read_text().partition("## Flags")[2]))
 # A value that each of our flags takes, by its type.
 VALUES = {
+    "--device": "cuda",
     "--quantization": "fp8",
     "--kv-cache-dtype": "fp8_e5m2",
     "--dtype": "float32",

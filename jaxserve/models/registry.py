@@ -5,16 +5,16 @@ from __future__ import annotations
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.families.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
+from jaxserve.models.families.gpt_oss import GptOssForCausalLM
+from jaxserve.models.families.llama import LlamaForCausalLM
+from jaxserve.models.families.mistral import MistralForCausalLM, MixtralForCausalLM
+from jaxserve.models.families.olmo2 import Olmo2ForCausalLM
+from jaxserve.models.families.phi import Phi3ForCausalLM
+from jaxserve.models.families.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from jaxserve.models.families.smollm3 import SmolLM3ForCausalLM
 from jaxserve.models.fields import check
-from jaxserve.models.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
-from jaxserve.models.gpt_oss import GptOssForCausalLM
 from jaxserve.models.hf_config import FIELDS, HFConfig
-from jaxserve.models.llama import LlamaForCausalLM
-from jaxserve.models.mistral import MistralForCausalLM, MixtralForCausalLM
-from jaxserve.models.olmo2 import Olmo2ForCausalLM
-from jaxserve.models.phi import Phi3ForCausalLM
-from jaxserve.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
-from jaxserve.models.smollm3 import SmolLM3ForCausalLM
 
 _CLASSES: tuple[type[Decoder], ...] = (
     Gemma2ForCausalLM,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxserve.errors import CheckpointError
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.families.llama import LlamaLayer
 from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, require, rope
-from jaxserve.models.llama import LlamaLayer
 
 
 class SmolLM3ForCausalLM(Decoder):

@@ -182,6 +182,10 @@ class ServerConfig:
         ssl_ca_certs: ask clients for a certificate that one of these has signed.
         allowed_origins: web pages from these origins may use the server (CORS); "*" is any.
         allow_credentials: browsers may send cookies and passwords with those pages' requests.
+        strict_fields: refuse unknown fields of requests, and arguments that the chat template
+            doesn't use, instead of ignoring them.
+        sse_keepalive: seconds without an event after which a stream gets a comment, from the
+            request's start on; 0 sends none.
         page: serve a page at / on which people try the model and see the block pool.
         access_log: one line of JSON a request, on stderr.
         log_prompts: put the request's body into that line.
@@ -217,6 +221,8 @@ class ServerConfig:
     ssl_ca_certs: str | None = None
     allowed_origins: tuple[str, ...] = field(default=())
     allow_credentials: bool = False
+    strict_fields: bool = False
+    sse_keepalive: float = 15.0
     page: bool = True
     access_log: bool = True
     log_prompts: bool = False
@@ -254,6 +260,10 @@ class ServerConfig:
         if self.engine_restarts and self.api_workers > 1:
             raise ConfigError(
                 "engine_restarts needs api_workers to be 1: set one of them to its default"
+            )
+        if not 0.0 <= self.sse_keepalive < math.inf:
+            raise ConfigError(
+                f"sse_keepalive must be 0 seconds or more; it was {self.sse_keepalive}"
             )
         if not self.stall_timeout > 0:
             raise ConfigError(f"stall_timeout must be above 0 seconds; it was {self.stall_timeout}")

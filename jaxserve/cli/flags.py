@@ -71,6 +71,8 @@ HELP = {
     "ssl_ca_certs": "ask clients for a certificate that one of these has signed",
     "allowed_origins": "web pages from these origins may use the server; * is any",
     "allow_credentials": "browsers may send cookies with those pages' requests",
+    "strict_fields": "refuse unknown fields of requests instead of ignoring them",
+    "sse_keepalive": "seconds after which a silent stream gets a comment; 0: never",
     "page": "serve a page at / on which people try the model and see the block pool",
     "access_log": "one line of JSON a request, on stderr",
     "log_prompts": "put the request's body into that line",

@@ -24,6 +24,7 @@ ANSWER_SETTINGS = (
     "tool_call_parser",
     "reasoning_parser",
     "chat_template",
+    "strict_fields",
     "access_log",
     "log_prompts",
 )

@@ -15,7 +15,10 @@ from jaxserve.server.middleware.admission import admission_middleware
 from jaxserve.server.middleware.auth import auth_middleware
 from jaxserve.server.middleware.cors import add_cors_headers, preflight_middleware
 from jaxserve.server.middleware.errors import error_middleware
-from jaxserve.server.middleware.request_logging import add_request_id, request_logging_middleware
+from jaxserve.server.middleware.request_logging import (
+    add_request_headers,
+    request_logging_middleware,
+)
 
 if TYPE_CHECKING:
     from jaxserve.engine.frontend.client import EngineClient
@@ -40,7 +43,7 @@ def create_app(
         ],
     )
     app[SERVER_CONTEXT] = ServerContext(client, config, keys or ApiKeys())
-    app.on_response_prepare.extend((add_request_id, add_cors_headers))
+    app.on_response_prepare.extend((add_request_headers, add_cors_headers))
     operations = OPERATIONS + (ADMIN_OPERATIONS if config.enable_dev_endpoints else ())
     app.add_routes([operation.route() for operation in operations])
     if config.page:

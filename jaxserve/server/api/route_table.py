@@ -11,6 +11,7 @@ from jaxserve.server.api import (
     embeddings,
     engine_events,
     health,
+    messages,
     models,
     responses,
     tokenization,
@@ -21,6 +22,12 @@ from jaxserve.server.wire.chat.request import CHAT_UNSUPPORTED, ChatCompletionRe
 from jaxserve.server.wire.chat.response import ChatChunk, ChatCompletion
 from jaxserve.server.wire.completions.request import COMPLETION_UNSUPPORTED, CompletionRequest
 from jaxserve.server.wire.completions.response import Completion
+from jaxserve.server.wire.messages import response as messages_response
+from jaxserve.server.wire.messages.request import (
+    MESSAGES_UNSUPPORTED,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from jaxserve.server.wire.responses.request import RESPONSES_UNSUPPORTED, ResponsesRequest
 from jaxserve.server.wire.responses.response import Response
 
@@ -48,6 +55,21 @@ OPERATIONS = (
         ResponsesRequest,
         event=dict[str, Any],
         unsupported=RESPONSES_UNSUPPORTED,
+    ),
+    Operation(
+        *("POST", messages_response.PATH, messages.create_message),
+        "Generates the next message of a conversation, in Anthropic's API.",
+        messages_response.Message,
+        MessagesRequest,
+        event=dict[str, Any],
+        unsupported=MESSAGES_UNSUPPORTED,
+    ),
+    Operation(
+        *("POST", f"{messages_response.PATH}/count_tokens", messages.count_tokens),
+        "Counts the tokens of a conversation, in Anthropic's API.",
+        messages_response.TokensCounted,
+        CountTokensRequest,
+        unsupported=MESSAGES_UNSUPPORTED,
     ),
     Operation(
         *("POST", "/v1/embeddings", embeddings.create_embeddings),

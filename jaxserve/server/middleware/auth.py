@@ -27,10 +27,13 @@ async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamR
     if context.keys and not is_public(request.path):
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         salt = context.keys.find(key.strip()) if scheme.lower() == "bearer" else None
+        if salt is None and (key := request.headers.get("x-api-key", "")):  # as Anthropic's clients
+            salt = context.keys.find(key.strip())
         if salt is None:
             raise ApiError(
                 401,
-                "a valid API key is needed: send a header Authorization: Bearer KEY",
+                "a valid API key is needed: send a header Authorization: Bearer KEY, or "
+                "x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

@@ -10,7 +10,7 @@ from jaxserve.server.middleware.errors import Handler
 from jaxserve.server.wire.errors import ApiError
 
 ALLOWED_METHODS = "GET, POST, OPTIONS"
-EXPOSED_HEADERS = "X-Request-Id, Retry-After"
+EXPOSED_HEADERS = "X-Request-Id, X-Ignored-Fields, Retry-After"
 MAX_AGE_SECONDS = "600"
 # Values of Sec-Fetch-Site; "none" means that the user, not a page, caused the request.
 SAME_SITE = ("same-origin", "none")

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from jaxserve.server.observability.request_log import RECORD
 from jaxserve.server.wire.errors import as_api_error
+from jaxserve.server.wire.messages.response import PATH, message_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -22,4 +24,12 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         # can fail before it does, which it would log as a server error.
         raise asyncio.CancelledError from None
     except Exception as error:
-        return as_api_error(error).response()
+        known = as_api_error(error)
+        if not is_anthropic(request.path):
+            return known.response()
+        return known.response(message_error(known, request[RECORD].id))
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is of Anthropic's API, whose errors have another form."""
+    return path == PATH or path.startswith(f"{PATH}/")

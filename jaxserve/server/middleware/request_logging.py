@@ -1,4 +1,4 @@
-"""Records every request: access log, HTTP metrics, trace span, X-Request-Id."""
+"""Records every request: access log, HTTP metrics, trace span, X-Request-Id, X-Ignored-Fields."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from jaxserve.server.context import SERVER_CONTEXT
-from jaxserve.server.middleware.errors import Handler
+from jaxserve.server.middleware.errors import Handler, is_anthropic
 from jaxserve.server.observability.request_log import (
     ID_HEADER,
+    IGNORED_HEADER,
     RECORD,
     RequestRecord,
     recorded,
@@ -32,7 +33,11 @@ async def request_logging_middleware(request: web.Request, handler: Handler) -> 
     ends with an error counts with the error's status."""
     context = request.app[SERVER_CONTEXT]
     status = CLIENT_DISCONNECTED
-    with recorded(request) as record, _traced(context.tracer, request, record) as span:
+    strict = context.config.strict_fields
+    with (
+        recorded(request, strict) as record,
+        _traced(context.tracer, request, record) as span,
+    ):
         try:
             response = await handler(request)
             status = response.status
@@ -55,10 +60,16 @@ def _traced(
     return tracer.request(request, record, _route(request))
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Adds the header to every response, streams and errors included."""
+async def add_request_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Adds the request's id and the names of its ignored fields to every response, streams and
+    errors included."""
     if RECORD in request:
-        response.headers[ID_HEADER] = request[RECORD].id
+        record = request[RECORD]
+        response.headers[ID_HEADER] = record.id
+        if record.ignored:
+            response.headers[IGNORED_HEADER] = record.ignored_header
+        if is_anthropic(request.path):
+            response.headers["request-id"] = request[RECORD].id
 
 
 def _route(request: web.Request) -> str:

@@ -22,6 +22,9 @@ from jaxserve.server.wire.ignored_fields import collect_ignored
 from jaxserve.server.wire.response_fields import TokenCount
 
 ID_HEADER = "X-Request-Id"
+IGNORED_HEADER = "X-Ignored-Fields"
+MAX_IGNORED_HEADER = 2000  # characters
+_NOT_IN_HEADER = re.compile(r"[^ -+\--~]")  # a comma separates names
 
 access_log = logging.getLogger("jaxserve.access")
 _VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -75,6 +78,12 @@ class RequestRecord:
         """
         return own if self.key_salt is None else f"{self.key_salt}/{own or ''}"
 
+    @property
+    def ignored_header(self) -> str:
+        """The names of the fields that change nothing, as the value of a header."""
+        names = (_NOT_IN_HEADER.sub("?", name) for name in self.ignored)
+        return ", ".join(names)[:MAX_IGNORED_HEADER]
+
     def log(self, request: web.Request, status: int, seconds: float) -> None:
         """Writes the access log's line, one JSON object."""
         line = {
@@ -109,12 +118,16 @@ def current_record() -> RequestRecord:
 
 
 @contextmanager
-def recorded(request: web.Request) -> Iterator[RequestRecord]:
-    """Makes a request's record, and the current record of its tasks."""
+def recorded(request: web.Request, strict_fields: bool = False) -> Iterator[RequestRecord]:
+    """Makes a request's record, and the current record of its tasks.
+
+    Args:
+        strict_fields: unknown fields of the request are refused.
+    """
     request[RECORD] = record = RequestRecord.of(request)
     token = _current.set(record)
     try:
-        with collect_ignored(record.ignored):
+        with collect_ignored(record.ignored, strict_fields):
             yield record
     finally:
         _current.reset(token)

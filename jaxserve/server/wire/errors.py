@@ -59,10 +59,11 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> web.Response:
+    def response(self, body: dict[str, Any] | None = None) -> web.Response:
+        """Args: body: in place of the envelope."""
         return web.Response(
             status=self.status,
-            body=msgspec.json.encode(self.envelope()),
+            body=msgspec.json.encode(body or self.envelope()),
             content_type="application/json",
             headers=self.headers,
         )

@@ -75,6 +75,11 @@ class BaseGenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=
         """A context in which InvalidRequestErrors get the API's names of fields."""
         return renaming(self.api_names)
 
+    @property
+    def most_tokens(self) -> int | None:
+        """A limit of output tokens that may be more than the context leaves."""
+        return None
+
     def check(self) -> None:
         """Cross-field checks, which types can't express.
 

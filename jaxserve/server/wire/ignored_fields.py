@@ -1,4 +1,5 @@
-"""Fields of a request that change nothing: they are dropped, and named in its log line."""
+"""Fields of a request that change nothing: they are dropped, and named in its log line and in the
+response's header X-Ignored-Fields."""
 
 from __future__ import annotations
 
@@ -23,16 +24,28 @@ WITHOUT_EFFECT = frozenset(
 MAX_NAMED = 32  # fields of one request
 
 _named: ContextVar[list[str] | None] = ContextVar("jaxserve_ignored_fields", default=None)
+_strict: ContextVar[bool] = ContextVar("jaxserve_strict_fields", default=False)
 
 
 @contextmanager
-def collect_ignored(into: list[str]) -> Iterator[None]:
-    """Adds the names of fields that are ignored while the context is open to a list."""
-    token = _named.set(into)
+def collect_ignored(into: list[str], strict: bool = False) -> Iterator[None]:
+    """Adds the names of fields that are ignored while the context is open to a list.
+
+    Args:
+        strict: unknown fields of whole requests, and arguments that a chat template doesn't use,
+            are refused instead.
+    """
+    named, refused = _named.set(into), _strict.set(strict)
     try:
         yield
     finally:
-        _named.reset(token)
+        _named.reset(named)
+        _strict.reset(refused)
+
+
+def refuses_unknown() -> bool:
+    """Whether unknown fields of the current request are refused."""
+    return _strict.get()
 
 
 def ignore(name: str) -> None:

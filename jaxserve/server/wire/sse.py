@@ -20,7 +20,7 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
-IDLE_S, COMMENT = 15.0, b": more to come\n\n"
+COMMENT = b": more to come\n\n"
 # A client that reads nothing for so long is disconnected; its request is aborted.
 WRITE_TIMEOUT_S = 120.0
 _encode_json = msgspec.json.Encoder().encode
@@ -79,22 +79,27 @@ class EventStream:
     As a context manager it handles exceptions. Before the first event they propagate, so that the
     client gets a status code. After it, the client gets an error event, and the stream ends.
 
+    written: when something was last sent, by time.monotonic(); at first, when it was made.
+
     Args:
         on_error: encodes the error event.
-        idle_s: after so many seconds without an event, the next empty write sends a comment, so
-            that neither the client nor a proxy takes the stream for dead.
+        keepalive_s: after so many seconds without an event a comment is sent, from the beginning
+            on, so that neither the client nor a proxy takes the stream for dead; 0 sends none. The
+            first comment comes with the status 200.
     """
 
     def __init__(
         self,
         request: web.Request,
         on_error: Callable[[ApiError], bytes] = error_event,
-        idle_s: float = IDLE_S,
+        keepalive_s: float = 0.0,
     ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._on_error = on_error
-        self._idle_s, self._written = idle_s, time.monotonic()
+        self._keepalive_s, self.written = keepalive_s, time.monotonic()
+        self._preparing, self._writing = asyncio.Lock(), False
+        self._keeper: asyncio.Task[None] | None = None
 
     async def write(self, events: bytes) -> None:
         """Writes events without buffering; waits while the client's socket is full.
@@ -103,12 +108,12 @@ class EventStream:
             ConnectionError: the client is gone, or has read nothing for WRITE_TIMEOUT_S.
         """
         if not events:
-            if not self.response.prepared or time.monotonic() - self._written < self._idle_s:
-                return
-            events = COMMENT
-        self._written = time.monotonic()
+            return
+        self._writing = True
         if not self.response.prepared:
-            await self.response.prepare(self._request)
+            async with self._preparing:
+                if not self.response.prepared:
+                    await self.response.prepare(self._request)
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self.response.write(events)
@@ -116,13 +121,30 @@ class EventStream:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionError("the client doesn't read") from None
+        finally:
+            self._writing = False
+        self.written = time.monotonic()
 
     async def end(self, events: bytes = b"") -> None:
         """Writes the last events, and ends the response."""
         await self.write(events)
         await self.response.write_eof()
 
+    async def _keep_alive(self) -> None:
+        """Sends a comment whenever nothing else was sent for keepalive_s."""
+        while True:
+            left = self.written + self._keepalive_s - time.monotonic()
+            await asyncio.sleep(max(left, self._keepalive_s / 4))
+            silent = time.monotonic() >= self.written + self._keepalive_s
+            if silent and not self._writing:  # to a client that reads slowly
+                try:
+                    await self.write(COMMENT)
+                except ConnectionError:  # the handler notices it, too
+                    return
+
     async def __aenter__(self) -> EventStream:
+        if self._keepalive_s:
+            self._keeper = asyncio.create_task(self._keep_alive())
         return self
 
     async def __aexit__(
@@ -131,6 +153,8 @@ class EventStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        if self._keeper is not None:
+            self._keeper.cancel()
         if not isinstance(error, Exception) or isinstance(error, ConnectionError):
             return False  # no error, or the client has disconnected
         if not self.response.prepared:

@@ -16,7 +16,7 @@ from jaxserve.sampling.params import StructuredOutputsParams
 from jaxserve.server.wire.call_grammar import REQUIRED_CALLS, CallLayout, calls_grammar
 from jaxserve.server.wire.validation import renaming
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 # llguidance's own key in a schema. It allows no optional white space, so that a model which must
 # call can't generate white space without end.
@@ -106,7 +106,7 @@ class ToolUse:
         for path, function in functions.items():
             if not _NAME.fullmatch(function.name):
                 raise InvalidRequestError(
-                    f"{path}.name: a function's name must have 1 to 64 letters, digits, _ or -; it "
+                    f"{path}.name: a function's name must have 1 to 128 letters, digits, _ or -; it "
                     f"was {function.name!r}",
                     "tools",
                 )

@@ -14,10 +14,15 @@ from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.errors import ApiError
-from jaxserve.server.wire.ignored_fields import WITHOUT_EFFECT, ignore, without_unknown
+from jaxserve.server.wire.ignored_fields import (
+    WITHOUT_EFFECT,
+    ignore,
+    refuses_unknown,
+    without_unknown,
+)
 
 BODY_TIMEOUT_S = 60
-# Fields of whole requests whose objects may have unknown fields.
+# Fields of whole requests whose objects may have unknown fields even if others are refused.
 LENIENT = frozenset({"tools", "text", "reasoning"})
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -70,8 +75,8 @@ def parse(
 ) -> Body:
     """Checks `body` against the struct `into`.
 
-    Unknown fields of a whole request are refused. Those of messages, their parts and calls, items
-    and tools are ignored (see LENIENT), and so are the fields that WITHOUT_EFFECT names.
+    Unknown fields are ignored, and so are the fields that WITHOUT_EFFECT names. Where the server is
+    strict, those of a whole request are refused, but for the objects that LENIENT names.
 
     Args:
         unsupported: fields of the API that aren't implemented, each with the values that are
@@ -90,7 +95,7 @@ def parse(
                 ignore(path + name)
         elif name not in unsupported:
             kept[name] = value
-    if path:
+    if path or not refuses_unknown():
         kept = without_unknown(kept, into, path)
     else:
         kept |= without_unknown({name: kept[name] for name in LENIENT & kept.keys()}, into, path)

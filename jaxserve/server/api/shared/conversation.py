@@ -22,7 +22,7 @@ from jaxserve.server.parsers import (
 from jaxserve.server.parsers.answer_parser import AnswerFormat
 from jaxserve.server.wire.chat.messages import template_message
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
-from jaxserve.server.wire.ignored_fields import ignore
+from jaxserve.server.wire.ignored_fields import ignore, refuses_unknown
 from jaxserve.server.wire.tools import ToolUse
 
 TEMPLATE_ARGUMENTS = frozenset(
@@ -73,7 +73,7 @@ class Conversation:
         if "reasoning_effort" in given and not reads("reasoning_effort"):
             ignore("reasoning_effort")
             del given["reasoning_effort"]
-        extra = {name: value for name, value in self.extra.items() if value is not None}
+        extra = {n: value for n, value in self.extra.items() if value is not None and reads(n)}
         messages, mark = self.messages, ""
         if self.continue_final:
             # Whatever the template writes after the content is cut off at a mark at its end.
@@ -142,10 +142,14 @@ class Conversation:
         return params
 
     def _check_template(self, context: ServerContext) -> None:
-        """Refuses arguments that the model's template would ignore."""
+        """Refuses fields that the model's template would ignore, though they change the answer.
+        Further arguments that it doesn't use are named, unless the server is strict."""
         reads = context.client.tokenizer.template_reads
         for name, value in self.extra.items():
             if value is not None and not reads(name):
+                if not refuses_unknown():
+                    ignore(f"chat_template_kwargs.{name}")
+                    continue
                 raise InvalidRequestError(
                     f"this model's chat template doesn't use {name}: leave it out of "
                     "chat_template_kwargs",

@@ -14,7 +14,7 @@ from jaxserve.errors import EngineError
 from jaxserve.outputs import CompletionDelta
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.shared.json_body import INLINE_BYTES
-from jaxserve.server.context import ServerContext
+from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.observability.request_log import current_record
 from jaxserve.server.parsers.answer_parser import AnswerParser
 from jaxserve.server.wire.errors import ApiError
@@ -105,7 +105,8 @@ async def stream(
     """Sends each delta as events, then the last events.
 
     Deltas that queue up during a blocked write are sent with one write. The response's headers are
-    sent with the first delta, so that an error before it has a status code.
+    sent with the first delta or, if that takes long, with a comment before it; an error before
+    them has a status code.
     """
     record = current_record()
     record.tokens = count
@@ -114,7 +115,8 @@ async def stream(
         record.stream_error = error.status
         return on_error(error)
 
-    async with EventStream(request, failed) as events, aclosing(batches):
+    keepalive_s = request.app[SERVER_CONTEXT].config.sse_keepalive
+    async with EventStream(request, failed, keepalive_s) as events, aclosing(batches):
         async for batch in batches:
             written: list[bytes] = []
             for delta in batch:

@@ -55,7 +55,7 @@ async def start_chat(
         params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
         prompt = await run_off_loop(request, render, context, body, params)
     params = prompt.params
-    default = context.default_max_tokens(None)
+    default = context.default_max_tokens(body.most_tokens)
     batches = generation.submit(
         context, [prompt.ids], params, body, **body.scheduling(), default_max_tokens=default
     )

@@ -243,7 +243,6 @@ async def test_tokenize_and_back(server: Any, http: aiohttp.ClientSession) -> No
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": messages}, "prompt"),
-        ("/tokenize", {"prompt": "x", "colour": 1}, "colour"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
     ):
         status, refused = await post(path, **body)

@@ -151,7 +151,6 @@ def test_a_schema_and_tools(client: openai.OpenAI) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"input": "x" * 2000}, "input"),
-        ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
     ],
 )
 def test_refusals(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:

@@ -135,9 +135,20 @@ def test_values_that_change_nothing_are_accepted(field: str, value: Any) -> None
     ],
 )
 def test_unsupported_values_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=field) as raised:
+    with (
+        collect_ignored([], strict=True),
+        pytest.raises(InvalidRequestError, match=field) as raised,
+    ):
         parse_chat(**{field: value})
     assert raised.value.param == field
+    named: list[str] = []
+    with collect_ignored(named):
+        if field in CHAT_UNSUPPORTED:
+            with pytest.raises(InvalidRequestError, match=field):
+                parse_chat(**{field: value})
+        else:
+            parse_chat(**{field: value})
+            assert named == [field]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def test_unsupported_values_are_refused_by_name(field: str, value: Any) -> None:
     ],
 )
 def test_wrong_types_name_the_field(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
+    with collect_ignored([], strict=True), pytest.raises(InvalidRequestError) as raised:
         parse_chat(**fields)
     assert raised.value.param == param
 

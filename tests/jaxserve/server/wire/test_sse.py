@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -61,16 +62,38 @@ async def test_events_and_done() -> None:
 
 async def test_a_stream_without_news_has_comments() -> None:
     async def sender(events: EventStream) -> None:
-        await events.write(b"")  # before the first event there is no stream
+        before = events.written
+        while events.written == before:  # a comment, before the first event too
+            await asyncio.sleep(0.01)
         await events.write(event(Note("a")))
         await events.write(b"")
+        before = events.written
+        while events.written == before:
+            await asyncio.sleep(0.01)
         await events.end(DONE)
 
-    _, _, body = await fetch(sender, idle_s=0)
-    first, comment, done, rest = body.split(b"\n\n")
-    assert first.startswith(b"data: ")
-    assert comment.startswith(b":")
+    _, _, body = await fetch(sender, keepalive_s=0.05)
+    *_, done, rest = parts = body.split(b"\n\n")
+    assert parts[0].startswith(b":")
+    at = parts.index(b'data: {"text":"a"}')
+    assert at > 0
+    assert parts[at + 1].startswith(b":")
+    assert {part[:1] for part in parts[:at]} == {b":"}
     assert (done, rest) == (b"data: [DONE]", b"")
+    _, _, body = await fetch(lambda events: events.end(DONE), keepalive_s=0)
+    assert body == DONE
+
+
+async def test_an_error_after_a_comment_is_an_event() -> None:
+    async def sender(events: EventStream) -> None:
+        before = events.written
+        while events.written == before:
+            await asyncio.sleep(0.01)
+        raise OverloadedError("full")
+
+    status, _, body = await fetch(sender, keepalive_s=0.05)
+    assert status == 200
+    assert b'"message":"full"' in body
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Request and response types of /v1/messages, Anthropic's API."""

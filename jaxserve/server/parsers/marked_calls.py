@@ -168,7 +168,9 @@ class _ArrayReader:
 class _MistralReader:
     """Reads an array, or a name and its arguments."""
 
-    _NAMED = re.compile(r"\s*(?P<name>[\w-]{1,128})\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+    _NAMED = re.compile(
+        r"\s*(?P<name>[\w-]{1,128})\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)"
+    )
     _LONGEST = 256  # characters before the arguments
 
     def __init__(self, offered: Collection[str]) -> None:

@@ -106,8 +106,8 @@ class ToolUse:
         for path, function in functions.items():
             if not _NAME.fullmatch(function.name):
                 raise InvalidRequestError(
-                    f"{path}.name: a function's name must have 1 to 128 letters, digits, _ or -; it "
-                    f"was {function.name!r}",
+                    f"{path}.name: a function's name must have 1 to 128 letters, digits, _ or -; "
+                    f"it was {function.name!r}",
                     "tools",
                 )
             if function.name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from jaxserve.server.wire.generation_request import NO_DEFAULTS, BaseGenerationR
 from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.structured_outputs import StructuredOutputs
 from jaxserve.server.wire.tools import Function, FunctionName, ToolMode, ToolUse
-from jaxserve.server.wire.validation import parse
+from jaxserve.server.wire.validation import parse, renaming
 
 
 class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +80,8 @@ class CountTokensRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fie
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for a tool that is malformed or that this server would have to
         run, and for a tool_choice that contradicts the tools."""
-        functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        paths = [f"tools[{i}]" for i in range(len(self.tools or ()))]
+        functions = {p: _function(t, p) for p, t in zip(paths, self.tools or (), strict=True)}
         asked = self.tool_choice
         if asked is None:
             return ToolUse.of(functions, None, None)
@@ -111,11 +113,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def api_names(self) -> Mapping[str, str]:
-        return {
-            "prompt": "messages",
-            "stop": "stop_sequences",
-            "structured_outputs": "output_config",
-        }
+        return {"prompt": "messages", "stop": "stop_sequences"}
+
+    def naming_errors(self) -> AbstractContextManager[None]:
+        stack = ExitStack()
+        stack.enter_context(renaming(self.api_names))
+        form = "output_config.format.schema" if self.output_config else "output_format.schema"
+        stack.enter_context(self.tool_use().naming_errors({"structured_outputs": form}))
+        return stack
 
     @property
     def most_tokens(self) -> int | None:

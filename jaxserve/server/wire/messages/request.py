@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -115,12 +115,12 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     def api_names(self) -> Mapping[str, str]:
         return {"prompt": "messages", "stop": "stop_sequences"}
 
-    def naming_errors(self) -> AbstractContextManager[None]:
-        stack = ExitStack()
-        stack.enter_context(renaming(self.api_names))
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
         form = "output_config.format.schema" if self.output_config else "output_format.schema"
-        stack.enter_context(self.tool_use().naming_errors({"structured_outputs": form}))
-        return stack
+        names = {"structured_outputs": form}
+        with renaming(self.api_names), self.tool_use().naming_errors(names):
+            yield
 
     @property
     def most_tokens(self) -> int | None:

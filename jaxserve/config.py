@@ -71,6 +71,11 @@ class EngineConfig:
         decode_steps: tokens that each row gets in one dispatch to the device, while no request
             waits and none of these tokens can end an output. Above 1, one more program is compiled
             for each decode size.
+        speculation: where guesses of the next tokens come from, which a step verifies together;
+            they change no token. None: nowhere. "ngram": what followed the last tokens where they
+            stood before, in prompt or output.
+        num_speculative_tokens: guesses of a sequence in a step; None: up to 8, by how many are
+            right.
         forbid_compile: raise instead of compiling after ready.
         seed: from which the seeds of requests without one are drawn.
         generation_config: "auto" takes what requests leave unset from the model's own
@@ -97,6 +102,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool = True
     decode_steps: int = 1
+    speculation: Literal["ngram"] | None = None
+    num_speculative_tokens: int | None = None
     forbid_compile: bool = False
     seed: int = 0
     generation_config: str = "auto"
@@ -127,12 +134,21 @@ class EngineConfig:
             raise ConfigError(
                 f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
+        if self.speculation not in (None, "ngram"):
+            raise ConfigError(
+                f"speculation must be ngram, or left out; it was {self.speculation!r}"
+            )
+        if self.speculation is not None and self.decode_steps > 1:
+            raise ConfigError("speculation needs decode_steps to be 1: leave one of them out")
+        if self.speculation is None and self.num_speculative_tokens is not None:
+            raise ConfigError("num_speculative_tokens needs speculation: add it, as in ngram")
         for name in (
             "max_num_seqs",
             "max_num_batched_tokens",
             "kv_cache_memory",
             "max_queued_requests",
             "decode_steps",
+            "num_speculative_tokens",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -46,6 +46,7 @@ class SchedulerConfig:
         max_queued_requests: most waiting sequences, for Scheduler.check_queue; None: no limit.
         cache_groups: one block table each, over the one pool.
         max_draft_tokens: most draft tokens of one sequence in one step.
+        max_draft_step_tokens: most tokens of a step with drafts; None: max_num_batched_tokens.
         enable_events: keep a log of block events (Scheduler.take_events).
 
     Raises:
@@ -62,6 +63,7 @@ class SchedulerConfig:
     max_queued_requests: int | None = None
     cache_groups: tuple[CacheGroup, ...] = (CacheGroup(),)
     max_draft_tokens: int = 0
+    max_draft_step_tokens: int | None = None
     enable_events: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class SchedulerConfig:
             "max_num_seqs": 1,
             "max_model_len": 2,
             "max_draft_tokens": 0,
+            "max_draft_step_tokens": 1,
             "max_queued_requests": 1,
         }
         for name, low in lows.items():

@@ -29,7 +29,8 @@ class Scheduler:
     ended. Not thread-safe.
 
     Order within a step: decodes and new forks, one token each (the budget always covers them);
-    running prompts, in order of admission; then, if nothing was preempted, waiting sequences. A
+    running prompts, in order of admission; then, if nothing was preempted, waiting sequences; and
+    drafts, if no prompt is computed. A
     waiting sequence starts only when blocks for all its known tokens are free, and gets them at
     once, so only the growth of decodes (and windows, and forks) can run out of blocks and preempt.
     The most urgent running sequence is never preempted and fits alone, so every request ends.
@@ -167,6 +168,17 @@ class Scheduler:
         """
         return self._running.draft(sequence, token_ids, self._step)
 
+    @property
+    def can_draft(self) -> bool:
+        """Whether the next step may verify drafts: no prompt is left to compute."""
+        waits = bool(self._waiting) and self._running.has_free_slot
+        return not (waits or self._running.prefills or self._running.forked)
+
+    @property
+    def decoding(self) -> SequenceOf[Sequence]:
+        """The sequences that get one token in every step, drafts left out."""
+        return self._running.decodes.batch().sequences
+
     # -- the plan
 
     def schedule(self) -> StepPlan | None:
@@ -181,14 +193,14 @@ class Scheduler:
         forks = [sequence for sequence in forks if sequence.status is Status.PREFILL]
         for sequence in forks:
             building.start(sequence)
-        self._plan_drafts(building)
         rows = running.decodes.batch()
-        building.num_tokens = len(rows.slots) + sum(1 + len(ids) for _, ids in building.drafts)
+        building.num_tokens = len(rows.slots) + len(running.drafts)
         # Forks first: with one token each they keep pace with the decodes that they came from.
         for sequence in dict.fromkeys([*forks, *running.prefills]):
             self._plan_chunk(sequence, building)
         if not preempted:
             self._admit(building)
+        self._plan_drafts(building)
         plan = building.build(step, rows)
         if plan is None:
             return None
@@ -282,11 +294,16 @@ class Scheduler:
         self._enqueue(sequence)
 
     def _plan_drafts(self, building: PlanBuilder) -> None:
-        """Plans drafts, fewer where blocks for all aren't free: a guess preempts nothing."""
+        """Plans the drafts that the step has room for, after all else: a guess preempts nothing,
+        and takes no block from a prompt. A step that computes prompts verifies none."""
+        most = self.config.max_draft_step_tokens or self.config.max_num_batched_tokens
+        left = 0 if building.chunks else max(0, most - building.num_tokens)
         for sequence, tokens in self._running.drafts.items():
-            count = len(tokens)
+            count = min(len(tokens), left)
             while (entries := self.tables.grow(sequence, sequence.num_computed, 1 + count)) is None:
                 count -= 1
+            left -= count
+            building.num_tokens += count
             building.growth.setdefault(sequence, []).extend(entries)
             building.drafts.append((sequence, tokens[:count]))
 
@@ -414,6 +431,8 @@ class Scheduler:
         for sequence, accepted in rows:
             if sequence.finish_reason is not None:
                 continue
+            if sequence.status is Status.DRAFT:  # not preempted since
+                sequence.num_computed += len(accepted)
             for token in accepted:
                 sequence.output_token_ids.append(token)
                 sequences.append(sequence)

@@ -38,6 +38,10 @@ HELP = {
     "enable_prefix_caching": "reuse the KV cache of prompts that begin with the same tokens",
     "overlap": "plan a step while the one before it runs",
     "decode_steps": "tokens a row in one dispatch, while no request waits and no output can end",
+    "speculation": "guess the next tokens and verify several in a step: ngram (what followed the "
+    "last tokens where they stood before)",
+    "num_speculative_tokens": "guesses of a sequence in a step (default: up to 8, by how many are "
+    "right)",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "from which the seeds of requests without one are drawn",
     "generation_config": "auto uses the sampling defaults of the model's generation_config.json or "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -15,7 +16,7 @@ from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling.grammar_errors import refusal
 from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.json_schema import prepare_schema
-from jaxserve.sampling.mask_bits import mask_words
+from jaxserve.sampling.mask_bits import WORD, mask_words
 from jaxserve.sampling.number_bounds import NumberBounds, NumberTokens
 from jaxserve.sampling.params import StructuredOutputsParams
 
@@ -127,6 +128,33 @@ class GrammarState:
             raise error
         self._check(MASKS_S, MASKS_S_PER_TOKEN)
         return self._bits
+
+    def masks_after(self, guesses: Sequence[int], until: float) -> Iterator[np.ndarray]:
+        """Packed masks of the tokens that may follow each guess, should all up to it be drawn after
+        the outputs of the last mask(); up to a guess that the grammar refuses. They are computed
+        with copies of the state. Each array is reused for the next.
+
+        Their time isn't counted against the limits of mask(), so that guesses can't fail an output.
+
+        Args:
+            until: by time.monotonic(), when to stop.
+        """
+        matcher, numbers = self._matcher.deep_copy(), copy(self._numbers)
+        bits = self._bits.copy()
+        for token in guesses:
+            allowed = bits[token // WORD] >> (token % WORD) & 1
+            if not allowed or time.monotonic() > until or not matcher.consume_token(token):
+                return
+            began = time.thread_time()
+            if numbers is not None:
+                numbers.consume(token)
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            self._grammar.used_s += time.thread_time() - began
+            if matcher.is_error():
+                return
+            if numbers is not None:
+                numbers.restrict(bits)
+            yield bits
 
     def _check(self, most_s: float, most_s_per_token: float) -> None:
         """Raises if the masks of this output have taken too long."""

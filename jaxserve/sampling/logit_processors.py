@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.sampling.guesses import NO_GUESS
 from jaxserve.sampling.mask_bits import WORD, mask_words
 from jaxserve.sampling.params import MAX_LOGIT_BIAS
 from jaxserve.sampling.row_settings import SamplingRows
@@ -19,7 +20,8 @@ class SamplingTables(NamedTuple):
     Args:
         counts: [N+1, V] int32, twice a token's count in the output, plus 1 if the prompt has it.
             The step keeps it up to date.
-        masks: [N+1, ceil(V / 32)] int32, bit i of word w set where token 32 w + i may be drawn.
+        masks: [N+1+M, ceil(V / 32)] int32, bit i of word w set where token 32 w + i may be drawn.
+            The last M rows are those of tokens after guesses, for one step each.
         bias: [N+1, 2, MAX_LOGIT_BIAS] int32, token ids (V if unused) and bits of float32 values.
     """
 
@@ -28,10 +30,10 @@ class SamplingTables(NamedTuple):
     bias: jax.Array
 
     @classmethod
-    def allocate(cls, rows: int, vocab: int) -> SamplingTables:
+    def allocate(cls, rows: int, vocab: int, guess_masks: int = 0) -> SamplingTables:
         return cls(
             jnp.zeros((rows, vocab), jnp.int32),
-            jnp.zeros((rows, mask_words(vocab)), jnp.int32),
+            jnp.zeros((rows + guess_masks, mask_words(vocab)), jnp.int32),
             jnp.zeros((rows, 2, MAX_LOGIT_BIAS), jnp.int32),
         )
 
@@ -47,11 +49,15 @@ def process(logits: jax.Array, rows: SamplingRows, tables: SamplingTables) -> ja
     # without a bias.
     logits = logits + jnp.zeros_like(logits).at[row, tokens].add(values, mode="drop")
 
-    bits = tables.masks[rows.slot][:, :, None] >> jnp.arange(WORD)
+    mask_rows = rows.slot if rows.guesses is None else rows.guesses.mask_rows
+    bits = tables.masks[mask_rows][:, :, None] >> jnp.arange(WORD)
     allowed = (bits.reshape(logits.shape[0], -1)[:, :vocab] & 1) != 0
     logits = jnp.where(allowed | ~rows.masked[:, None], logits, -jnp.inf)
 
     counts = tables.counts[rows.slot]
+    if rows.guesses is not None:
+        guessed = jnp.where(rows.guesses.before == NO_GUESS, vocab, rows.guesses.before)
+        counts = counts.at[row, guessed].add(2, mode="drop")
     repetition = jnp.where(counts > 0, rows.repetition[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
     outputs = counts >> 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +108,7 @@ class TokenMask:
     def __init__(self, rules: MaskRules) -> None:
         self._rules = rules
         self._grammar: GrammarState | None = rules.grammar.start() if rules.grammar else None
+        self._position = -1  # of the last mask
 
     @property
     def needs_each_token(self) -> bool:
@@ -114,8 +116,8 @@ class TokenMask:
         return self._rules.needs_each_token
 
     def changes(self, position: int) -> bool:
-        """Whether the mask of output token `position` may differ from the one before."""
-        return self.needs_each_token or position == self._rules.min_tokens
+        """Whether the mask of output token `position` may differ from the last one."""
+        return self.needs_each_token or self._position < self._rules.min_tokens <= position
 
     def row(self, position: int, outputs: Sequence[int], budget: StepBudget) -> np.ndarray:
         """The packed mask [ceil(V / 32)] int32 of output token `position`.
@@ -129,8 +131,32 @@ class TokenMask:
             InvalidRequestError: the grammar is too complex to follow.
             UnprocessableError: no token is allowed.
         """
+        self._position = position
         grammar = None if self._grammar is None else self._grammar.mask(outputs, budget)
         return self._rules.allowed_row(position, outputs, grammar)
+
+    def rows_after(
+        self, position: int, outputs: Sequence[int], guesses: Sequence[int], until: float
+    ) -> Iterator[np.ndarray]:
+        """The packed masks [ceil(V / 32)] int32 of the output tokens after `position`, should the
+        guesses, from that position on, be drawn; up to one that can't be computed. The mask itself
+        stays where it is.
+
+        Args:
+            outputs: the tokens before `position`, for which row() was called last.
+            until: by time.monotonic(), when to stop.
+        """
+        known = list(outputs)
+        if self._grammar is None:
+            grammars: Iterator[np.ndarray | None] = itertools.repeat(None)
+        else:
+            grammars = self._grammar.masks_after(guesses, until)
+        for nth, (token, grammar) in enumerate(zip(guesses, grammars, strict=False), start=1):
+            known.append(token)
+            try:
+                yield self._rules.allowed_row(position + nth, known, grammar)
+            except UnprocessableError:
+                return
 
 
 def pack_mask(allowed: np.ndarray) -> np.ndarray:

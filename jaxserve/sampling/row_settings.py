@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.sampling.guesses import GuessRows
 from jaxserve.sampling.params import SamplingParams
 
 NUM_INTS = 6
@@ -31,6 +32,7 @@ class SamplingRows(NamedTuple):
         temperature: float32; 0 is greedy.
         top_p, min_p, typical_p: float32; 1, 0 and 1 keep all.
         repetition, presence, frequency: float32 penalties; 1, 0 and 0 change nothing.
+        guesses: of steps that verify guesses.
     """
 
     slot: jax.Array
@@ -47,6 +49,7 @@ class SamplingRows(NamedTuple):
     repetition: jax.Array
     presence: jax.Array
     frequency: jax.Array
+    guesses: GuessRows[jax.Array] | None = None
 
     @property
     def penalised(self) -> jax.Array:

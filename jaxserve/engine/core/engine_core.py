@@ -17,6 +17,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.core.beams import Beams, beam_params
 from jaxserve.engine.core.grammar_queue import GrammarQueue
 from jaxserve.engine.core.protocol import EngineStats, Output, Ready, Submit
+from jaxserve.engine.core.speculation.speculation import Speculation, make_proposer
 from jaxserve.engine.core.step_clock import StepClock
 from jaxserve.engine.core.watch import Watch
 from jaxserve.engine.device.compilation.compile_guard import CompileGuard
@@ -103,10 +104,22 @@ class EngineCore:
                 policy=config.scheduling_policy,
                 max_queued_requests=config.max_queued_requests,
                 cache_groups=limits.layout.groups,
+                max_draft_tokens=limits.num_guesses,
+                max_draft_step_tokens=started.most_guess_tokens or None,
             )
         )
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
+        self._speculation = (
+            None
+            if config.speculation is None
+            else Speculation(
+                make_proposer(config.speculation),
+                limits.num_guesses,
+                started.most_guess_tokens,
+                self._vocab,
+            )
+        )
         self._decode_steps = config.decode_steps
         self._overlap = config.overlap
         # Oldest first. While step() runs, the draw of the last may not be dispatched yet.
@@ -154,7 +167,10 @@ class EngineCore:
         (seconds, tokens), self._last_step = self._last_step, (None, 0)
         oldest = self._pending[0] if self._pending and self._pending[0].is_drawn else None
         busy_s = time.monotonic() - oldest.dispatched_at if oldest else 0.0
-        return EngineStats(self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s)
+        guesses = None if self._speculation is None else self._speculation.stats()
+        return EngineStats(
+            self.stats, self.compiles, self._clock.idle_s, seconds, tokens, busy_s, guesses
+        )
 
     def prepare_grammars(self) -> None:
         """Builds what all grammars need, which would otherwise stop the loop for a while when the
@@ -252,8 +268,9 @@ class EngineCore:
         With overlap, the step just dispatched runs while the results of the one before are read and
         returned; without, its own results are waited for. The masks of a grammar are computed while
         the device computes the step's layers, and the draw is dispatched after that. Where a row
-        can't be planned before its last token is known (a beam), the last step's results are read
-        first: to leave the row out of a step would cost more than the pause.
+        can't be planned before its last token is known (a beam, or a sequence whose guesses the
+        step verifies), the last step's results are read first: to leave the row out of a step would
+        cost more than the pause.
 
         Args:
             meanwhile: called again and again while the device computes or masks are; it may submit
@@ -263,9 +280,11 @@ class EngineCore:
         outputs = self._add_compiled()
         with self._guard:
             try:
-                if self._pending and self._scheduler.awaits_tokens:
+                if self._pending and self._awaits_tokens():
                     outputs += self._read_oldest(meanwhile)
                 planned_at = time.monotonic()
+                if self._speculation is not None and not self._pending:
+                    self._speculation.draft(self._scheduler)
                 plans = self._plan()
                 if plans:
                     step = self._dispatch(plans)
@@ -283,6 +302,12 @@ class EngineCore:
         if not self.has_work:
             self._clock.pause()
         return outputs
+
+    def _awaits_tokens(self) -> bool:
+        """Whether the tokens of the step in flight are needed to plan the next one well."""
+        if self._scheduler.awaits_tokens:
+            return True
+        return self._speculation is not None and self._speculation.wants_tokens(self._scheduler)
 
     def _plan(self) -> list[StepPlan]:
         """The next step. Several, for one dispatch, if all are sure to decode the same rows."""
@@ -334,7 +359,8 @@ class EngineCore:
         for request_id in lost:
             self.abort(request_id)
         for plan in plans:
-            self._scheduler.update(plan, [0] * (len(plan.decode_slots) + len(plan.chunks)))
+            rows = len(plan.decode_slots) + len(plan.chunks)
+            self._scheduler.update(plan, [0] * rows, [[0]] * len(plan.drafts))
         self._pending.clear()
         if self.watch is not None:
             self.watch.lost()
@@ -368,6 +394,7 @@ class EngineCore:
             meanwhile()
         with _step_errors():
             results = step.wait()
+        self._runner.count_taken(step, results)
         self._pending.popleft()
         self._clock.ended(step.dispatched_at, has_more=bool(self._pending))
         self._last_step = (self._clock.step_s, step.num_tokens)
@@ -375,6 +402,8 @@ class EngineCore:
         outputs, growing = [], {}  # type: list[Output], dict[Sequence, Output]
         for plan, own in zip(step.plans, results, strict=True):
             outputs += self._outputs_of(plan, own, growing)
+        if step.verify is not None and self._speculation is not None:
+            self._speculation.verified(step.plans[0], results[0].drafted)
         outputs += self._beams.select()
         if self.watch is not None:
             host_s = step.dispatched_at - step.planned_at + time.monotonic() - read_at
@@ -390,7 +419,7 @@ class EngineCore:
             growing: outputs with nothing but tokens, of the plans before in the same dispatch. A
                 further token is appended to them.
         """
-        result = self._scheduler.update(plan, results.ids)
+        result = self._scheduler.update(plan, results.ids, results.drafted)
         outputs = [
             Output(
                 span.sequence.request.request_id,
@@ -403,9 +432,15 @@ class EngineCore:
         ]
         with_extras = results.logprobs.keys() | results.embeddings.keys()
         has_chunks = bool(plan.chunks)  # only a prompt's last chunk draws a first token
+        last: tuple[Sequence, Output] | None = None
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
+                continue
+            if last is not None and last[0] is seq:  # a guess was taken: all go into one output
+                last[1].token_ids.append(token)
+                if last[1].logprobs is not None:
+                    last[1].logprobs.append(results.logprobs[seq][len(last[1].logprobs)])
                 continue
             if seq in growing and seq.finish_reason is None:
                 growing[seq].token_ids.append(token)
@@ -423,12 +458,14 @@ class EngineCore:
                 outputs.append(output)
                 growing[seq] = output
             elif seq.request.payload.params.beam_search is not None:
-                self._beams.add_likeliest(seq, results.logprobs[seq])
+                self._beams.add_likeliest(seq, results.logprobs[seq][0])
             elif seq.request.payload.pool:
                 embedding = results.embeddings[seq]
                 outputs.append(structs.replace(output, token_ids=[], embedding=embedding))
             else:
-                outputs.append(structs.replace(output, logprobs=[results.logprobs[seq]]))
+                output = structs.replace(output, logprobs=[results.logprobs[seq][0]])
+                outputs.append(output)
+            last = (seq, output)
         return outputs
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:

@@ -117,6 +117,23 @@ class Shutdown(Message, frozen=True):
     """Ends the engine process."""
 
 
+class SpeculationStats(Message, frozen=True):
+    """Counters of guesses.
+
+    Args:
+        drafts: times that a step verified guesses of a sequence.
+        draft_tokens: the guesses.
+        accepted_tokens: those that were taken.
+        accepted_per_position: of those, how many were the first guess of their draft, the second,
+            and so on.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
 class EngineStats(Message, frozen=True):
     """The engine's figures after a turn of its loop.
 
@@ -127,6 +144,7 @@ class EngineStats(Message, frozen=True):
         step_s, step_tokens: the seconds that the step took whose results this turn has read, and
             the tokens that it computed; None and 0 if there was none. Only one client gets them.
         busy_s: seconds for which the device has been computing its oldest step; 0 if it has none.
+        speculation: None without speculation.
     """
 
     scheduler: SchedulerStats
@@ -135,6 +153,7 @@ class EngineStats(Message, frozen=True):
     step_s: float | None = None
     step_tokens: int = 0
     busy_s: float = 0.0
+    speculation: SpeculationStats | None = None
 
 
 class Ready(Message, frozen=True):

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxserve.engine.device.buckets import Bucket
 from jaxserve.engine.device.step import PIECE, LayersOutput, StepOutput
+from jaxserve.engine.device.verify_rows import VerifyRows
 from jaxserve.outputs import TokenLogprobs
 from jaxserve.sampling.logprobs import Logprobs
 from scheduler import Sequence, StepPlan
@@ -39,12 +40,15 @@ class StepResults:
 
     Args:
         ids: one a row of the plan; -1 where the logits weren't finite.
-        logprobs, embeddings: of the sequences that asked for them; an embedding is [E] float32.
+        drafted: for each of the plan's drafts, the tokens that its sequence gets.
+        logprobs: of the sequences that asked for them, one entry for each of their rows.
+        embeddings: likewise, [E] float32 each.
         prompt_logprobs: for each span, one entry a token.
     """
 
     ids: list[int]
-    logprobs: dict[Sequence, TokenLogprobs]
+    drafted: list[list[int]]
+    logprobs: dict[Sequence, list[TokenLogprobs]]
     embeddings: dict[Sequence, bytes]
     prompt_logprobs: list[tuple[PromptSpan, list[TokenLogprobs]]]
 
@@ -61,6 +65,7 @@ class PendingStep:
         planned_at, dispatched_at: when its planning began, and when its layers were dispatched, by
             time.monotonic().
         bucket: the shape that it is padded to.
+        verify: its rows, if it verifies guesses; otherwise each row of the plan is one.
         awaits_tokens: what a row may draw depends on a token of the step before.
         layers: what the draw takes from the layers; None before they are dispatched, and again
             once the draw is, so that the memory is free.
@@ -77,10 +82,11 @@ class PendingStep:
     planned_at: float = 0.0
     dispatched_at: float = 0.0
     bucket: Bucket = field(init=False)
+    verify: VerifyRows | None = None
     awaits_tokens: bool = False
     layers: LayersOutput | None = None
     output: StepOutput | None = None
-    logprob_rows: dict[Sequence, int] = field(default_factory=dict)
+    logprob_rows: dict[Sequence, list[int]] = field(default_factory=dict)
     prompt_spans: list[PromptSpan] = field(default_factory=list)
     prompt_pieces: dict[int, Logprobs[jax.Array]] = field(default_factory=dict)
     pooled_rows: dict[Sequence, int] = field(default_factory=dict)
@@ -89,6 +95,8 @@ class PendingStep:
     @property
     def rows(self) -> int:
         """Rows of each plan; the output's other rows are padding."""
+        if self.verify is not None:
+            return len(self.verify.slots)
         return len(self.plans[0].decode_slots) + len(self.plans[0].chunks)
 
     @property
@@ -137,9 +145,17 @@ class PendingStep:
         ids = np.atleast_2d(np.asarray(self.output.ids))[:, : self.rows].tolist()
         embeddings, prompt = self._embeddings(), list(self._prompt_logprobs())
         return [
-            StepResults(own, self._logprobs(nth, own, self.output), embeddings, prompt)
+            StepResults(
+                *self._tokens(own), self._logprobs(nth, own, self.output), embeddings, prompt
+            )
             for nth, own in enumerate(ids)
         ]
+
+    def _tokens(self, ids: list[int]) -> tuple[list[int], list[list[int]]]:
+        """The first two fields of StepResults, by what the rows drew."""
+        if self.verify is None:
+            return ids, []
+        return [ids[row] for row in self.verify.firsts], self.verify.taken(ids)
 
     def _embeddings(self) -> dict[Sequence, bytes]:
         """The embeddings that were asked for, [E] float32 each."""
@@ -150,7 +166,7 @@ class PendingStep:
 
     def _logprobs(
         self, nth: int, ids: list[int], output: StepOutput
-    ) -> dict[Sequence, TokenLogprobs]:
+    ) -> dict[Sequence, list[TokenLogprobs]]:
         """The logprobs of the ids that the nth plan drew, where they were asked for."""
         if not self.logprob_rows:
             return {}
@@ -158,8 +174,11 @@ class PendingStep:
         if output.ids.ndim > 1:
             arrays = Logprobs(*(array[nth] for array in arrays))
         return {
-            sequence: _entry(arrays, row, ids[row], sequence.request.payload.params.logprobs)
-            for sequence, row in self.logprob_rows.items()
+            sequence: [
+                _entry(arrays, row, ids[row], sequence.request.payload.params.logprobs)
+                for row in rows
+            ]
+            for sequence, rows in self.logprob_rows.items()
         }
 
     def _prompt_logprobs(self) -> Iterator[tuple[PromptSpan, list[TokenLogprobs]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import jax
@@ -9,16 +10,18 @@ import numpy as np
 
 from jaxserve.engine.device.buckets import Bucket, BucketTable
 from jaxserve.engine.device.layer_groups import SplitParams
-from jaxserve.engine.device.pending_step import PendingStep, PromptSpan
+from jaxserve.engine.device.pending_step import PendingStep, PromptSpan, StepResults
 from jaxserve.engine.device.sampling_state import SamplingState
 from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import PIECE, CopyBlocks, Step, StepState
 from jaxserve.engine.device.step_batch import HostBuffers
+from jaxserve.engine.device.verify_rows import VerifyRows
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling.logprobs import Logprobs
 from jaxserve.sampling.row_settings import NUM_LOGPROBS
 from scheduler import Chunk, Sequence, StepPlan
 
+GUESS_MASKS_S = 0.02  # for all masks after guesses of a step; the guesses past that are dropped
 _NO_ENTRIES = np.zeros((4, 0), np.int32)
 
 
@@ -108,8 +111,12 @@ class Runner:
             self._slots.occupy(start)
         step.pooled_rows = self._pooled_rows(plan)
         asks = bool(step.pooled_rows) or any(map(self._prompt_targets, plan.chunks))
-        step.bucket = self._table.pick(plan.num_tokens, step.rows, mixed=asks)
-        step.prompt_spans = self._fill(self._buffers[step.bucket], plan)
+        if plan.drafts:
+            step.verify = VerifyRows.of(plan, self._slots)
+            step.bucket = self._table.pick_verify(plan.num_tokens)
+        else:
+            step.bucket = self._table.pick(plan.num_tokens, step.rows, mixed=asks)
+        self._fill_step(step)
         step.awaits_tokens = self._sampling.awaits_tokens(plan.decode_slots)
         self._dispatch_layers(step, _table_entries(plan))
 
@@ -120,10 +127,24 @@ class Runner:
         Args:
             meanwhile: as of SamplingState.advance().
         """
-        if self._sampling.has_masks:
-            rows = self._buffers[step.bucket].rows
-            sampled = rows.keep > 0
-            self._sampling.advance(rows.slots[sampled], rows.output_positions[sampled], meanwhile)
+        if not self._sampling.has_masks:
+            return
+        rows = self._buffers[step.bucket].rows
+        sampled = rows.keep > 0
+        if step.verify is not None:
+            sampled[: step.rows] &= step.verify.offsets == 0
+        self._sampling.advance(rows.slots[sampled], rows.output_positions[sampled], meanwhile)
+        if step.verify is not None:
+            first, until = self._slots.spare + 2, time.monotonic() + GUESS_MASKS_S
+            for draft in step.verify.drafts:
+                self._sampling.add_guess_masks(
+                    draft.slot, draft.position, draft.guesses, first + draft.first, until
+                )
+
+    def count_taken(self, step: PendingStep, results: list[StepResults]) -> None:
+        """Takes note of the guesses that a step's sequences got, before these are planned again."""
+        if step.verify is not None:
+            step.verify.count_taken(results[0].drafted, self._slots)
 
     def draw(self, step: PendingStep) -> None:
         """Dispatches the draw of the step that was dispatched last, once its masks are built."""
@@ -144,18 +165,25 @@ class Runner:
         if not self._on_cpu:  # where the host reads the arrays in place
             step.start_copies()
 
-    def _logprob_rows(self, buffers: HostBuffers) -> dict[Sequence, int]:
+    def _logprob_rows(self, buffers: HostBuffers) -> dict[Sequence, list[int]]:
         """Rows of a filled buffer whose tokens' logprobs are asked for."""
         rows, sequences = buffers.rows, self._slots.sequences
         wanted = np.flatnonzero((rows.ints[:, NUM_LOGPROBS] >= 0) & (rows.keep > 0)).tolist()
-        return {sequences[rows.slots[row]]: row for row in wanted}
+        found: dict[Sequence, list[int]] = {}
+        for row in wanted:
+            sequence = sequences[rows.slots[row]]
+            assert sequence is not None
+            found.setdefault(sequence, []).append(row)
+        return found
 
     def _run_empty(self, bucket: Bucket) -> None:
         """Runs all programs of a bucket on padding alone, and waits for them."""
         buffers, program = self._buffers[bucket], self._steps[bucket]
         step = PendingStep([StepPlan(-1)])
         step.bucket = bucket
-        self._fill(buffers, step.plans[0])
+        if bucket.guesses:
+            step.verify = VerifyRows.of(step.plans[0], self._slots)
+        self._fill_step(step)
         self._dispatch_layers(step, _NO_ENTRIES)
         if program.pool is not None:
             assert step.layers is not None
@@ -190,6 +218,14 @@ class Runner:
             if chunk.samples and sequence is not None and sequence.request.payload.pool:
                 rows[sequence] = row
         return rows
+
+    def _fill_step(self, step: PendingStep) -> None:
+        """Fills the arrays of a step of one plan."""
+        buffers = self._buffers[step.bucket]
+        if step.verify is not None:
+            step.verify.fill(buffers, self._slots)
+        else:
+            step.prompt_spans = self._fill(buffers, step.plans[0])
 
     def _fill(self, buffers: HostBuffers, plan: StepPlan) -> list[PromptSpan]:
         """Fills a bucket's arrays with a plan; the spans whose prompt logprobs are asked for."""

@@ -55,10 +55,10 @@ class SamplingState:
     """
 
     def __init__(self, tables: SamplingTables) -> None:
-        self._vocab = tables.counts.shape[1]
-        self._count_rows = _Writer(tables.counts, COUNTS_ROWS)
-        self._mask_rows = _Writer(tables.masks, MASK_ROWS)
-        self._bias_rows = _Writer(tables.bias, BIAS_ROWS)
+        slots, self._vocab = tables.counts.shape
+        self._count_rows = _Writer(tables.counts, COUNTS_ROWS, slots - 1)
+        self._mask_rows = _Writer(tables.masks, MASK_ROWS, slots - 1)
+        self._bias_rows = _Writer(tables.bias, BIAS_ROWS, slots - 1)
         self._masks: dict[int, tuple[Sequence, TokenMask]] = {}  # by slot
         self._unwritten: set[int] = set()  # slots whose first mask isn't written yet
         self.failed: list[
@@ -132,6 +132,27 @@ class SamplingState:
             else:
                 self._mask_rows.add(slot, row)
 
+    def add_guess_masks(
+        self, slot: int, position: int, guesses: tuple[int, ...], row: int, until: float
+    ) -> None:
+        """Computes the masks of the tokens after each guess of a slot, if it has masks. Where that
+        fails, the mask allows nothing, so that the row draws -1 and no guess from there on is
+        taken.
+
+        Args:
+            position: index of the output token that the first guess is for. advance() has been
+                called for it.
+            row: of the mask table, for the first of them; the others follow.
+            until: by time.monotonic(), when to stop.
+        """
+        if slot not in self._masks or self._masks[slot][0].finish_reason is not None:
+            return
+        sequence, mask = self._masks[slot]
+        outputs, nothing = sequence.output_token_ids, np.zeros(self._mask_rows.shape, np.int32)
+        masks = mask.rows_after(position, outputs, guesses, until)
+        for nth in range(len(guesses)):
+            self._mask_rows.add(row + nth, next(masks, nothing))
+
     def upload(self, tables: SamplingTables) -> SamplingTables:
         """The tables with all pending rows written; `tables` are donated."""
         return SamplingTables(
@@ -155,13 +176,17 @@ class SamplingState:
 
 
 class _Writer:
-    """Pending rows of one table, and the program that writes `size` of them."""
+    """Pending rows of one table, and the program that writes `size` of them.
 
-    def __init__(self, table: jax.Array, size: int) -> None:
+    Args:
+        spare: the row that padding writes.
+    """
+
+    def __init__(self, table: jax.Array, size: int, spare: int) -> None:
         def write(table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
             return table.at[slots].set(rows)
 
-        self.spare, self.shape, self._size = table.shape[0] - 1, table.shape[1:], size
+        self.spare, self.shape, self._size = spare, table.shape[1:], size
         slots = jax.ShapeDtypeStruct((size,), jnp.int32)
         rows = jax.ShapeDtypeStruct((size, *self.shape), jnp.int32)
         self._write = jax.jit(write, donate_argnums=0).lower(table, slots, rows).compile()

@@ -57,6 +57,6 @@ class SlotTable:
         positions: np.ndarray = self.num_computed[slots] - self._num_prompt[slots]
         return positions
 
-    def next_output_positions(self, slots: SequenceOf[int]) -> np.ndarray:
+    def next_output_positions(self, slots: SequenceOf[int] | np.ndarray) -> np.ndarray:
         """The output position that the next step draws for each of these slots, which decode."""
         return self.output_positions(np.asarray(slots)) + 1

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.device.buckets import Bucket
+from jaxserve.sampling.guesses import guess_columns
 from jaxserve.sampling.row_settings import NUM_FLOATS, NUM_INTS
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
@@ -30,7 +31,8 @@ class StepInts(NamedTuple, Generic[Array]):
         slots: [S], whose block tables the rows have; padding rows have the spare last one.
         entries: [4, ENTRIES], what is new in the block tables: slot, cache group, index and block;
             padding has a slot out of range, which the device ignores.
-        draws: [R, DRAW_COLUMNS], see DrawRows; R is the bucket's `drawn`.
+        draws: [R, DRAW_COLUMNS], and more columns for guesses, see DrawRows; R is the bucket's
+            `drawn`.
     """
 
     tokens: Array
@@ -44,7 +46,8 @@ class StepInts(NamedTuple, Generic[Array]):
 def int_shapes(bucket: Bucket) -> tuple[tuple[int, ...], ...]:
     """Shapes of StepInts' fields for a bucket."""
     t, s = bucket.tokens, bucket.rows
-    return ((t,), (s + 1,), (s,), (s,), (4, ENTRIES), (bucket.drawn, DRAW_COLUMNS))
+    columns = DRAW_COLUMNS + guess_columns(bucket.guesses)
+    return ((t,), (s + 1,), (s,), (s,), (4, ENTRIES), (bucket.drawn, columns))
 
 
 class StepBatch(NamedTuple):
@@ -114,13 +117,15 @@ def split(buffer: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
 
 
 class DrawRows(NamedTuple, Generic[Array]):
-    """Columns of the sampler's input [R, DRAW_COLUMNS], int32.
+    """Columns of the sampler's input, int32: DRAW_COLUMNS, and those for guesses.
 
     Args:
         slots: [R], row of the persistent device state; padding rows have the spare last one.
         keep: [R], 1 where the row's sampled token becomes its slot's last token.
         output_positions: [R], index of the output token that the row samples.
         ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.row_settings; floats as bits.
+        guesses: [R, guess_columns(k)], see sampling.guesses.GuessRows; no columns in a step that
+            verifies none.
     """
 
     slots: Array
@@ -128,6 +133,7 @@ class DrawRows(NamedTuple, Generic[Array]):
     output_positions: Array
     ints: Array
     floats: Array
+    guesses: Array
 
     @classmethod
     def split(cls, buffer: Array) -> DrawRows[Array]:
@@ -138,7 +144,8 @@ class DrawRows(NamedTuple, Generic[Array]):
             buffer[:, 1],
             buffer[:, 2],
             buffer[:, _OWN_COLUMNS:ints_end],
-            buffer[:, ints_end:],
+            buffer[:, ints_end:DRAW_COLUMNS],
+            buffer[:, DRAW_COLUMNS:],
         )
 
     @staticmethod

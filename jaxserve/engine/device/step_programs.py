@@ -1,7 +1,8 @@
 """StepPrograms: the functions that a step consists of, and how they are compiled.
 
 The embedding and each kind of layer group exist once a bucket, the head with its sampler once a
-number of rows. All are compiled before the engine is ready.
+number of rows. A step that verifies guesses has an embedding and a sampler of its own, and shares
+the layers of the decode of as many rows. All are compiled before the engine is ready.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from jaxserve.engine.device.step_batch import (
     size,
     split,
 )
+from jaxserve.sampling.guesses import GuessRows, taken_rows
 from jaxserve.sampling.logit_processors import SamplingTables, count
 from jaxserve.sampling.logprobs import Logprobs, logprobs_of, token_logprobs
 from jaxserve.sampling.row_settings import unpack
@@ -120,14 +122,19 @@ class StepPrograms:
         own = DrawRows.split(draws)
         floats = jax.lax.bitcast_convert_type(own.floats, jnp.float32)
         asked = unpack(own.ints, floats, own.slots, own.output_positions)
+        if own.guesses.shape[1]:
+            asked = asked._replace(guesses=GuessRows.split(own.guesses))
         logits = self._logits(outer, rows)
         ids = sample(logits, asked, tables, self.one_by_one)
         logprobs = token_logprobs(
             logits, jnp.maximum(ids, 0), asked.num_logprobs >= 0, self.one_by_one
         )
         output = StepOutput(ids, logprobs)
-        kept = (own.keep > 0) & (ids >= 0)
-        last_tokens = last_tokens.at[own.slots].set(jnp.where(kept, ids, last_tokens[own.slots]))
+        kept = last = (own.keep > 0) & (ids >= 0)
+        if asked.guesses is not None:
+            kept, last = taken_rows(asked.guesses, ids, kept)
+        slots = jnp.where(last, own.slots, len(last_tokens))  # one row a slot at most
+        last_tokens = last_tokens.at[slots].set(ids, mode="drop")
         tables = tables._replace(counts=count(tables.counts, own.slots, ids, kept))
         return last_tokens, tables, output
 
@@ -188,8 +195,8 @@ class StepPrograms:
             bucket: Step(
                 self.model.groups,
                 done["embed", bucket],
-                [done["layers", bucket, group.kind] for group in self.model.groups],
-                done["draw", bucket.drawn],
+                [done["layers", bucket.plain, group.kind] for group in self.model.groups],
+                done["draw", bucket.drawn, bucket.guesses],
                 done.get(("take", bucket.tokens)),
                 done["logprobs"],
                 None if bucket.decode else done["pool", bucket.drawn],
@@ -213,7 +220,7 @@ class StepPrograms:
         targets = jax.ShapeDtypeStruct((PIECE,), jnp.int32)
         jobs: dict[Hashable, CompileJob] = {
             ("embed", bucket): CompileJob(embed, inputs, (2,)),
-            ("draw", bucket.drawn): CompileJob(
+            ("draw", bucket.drawn, bucket.guesses): CompileJob(
                 self._draw, (outer, last, tables, rows, draws), (1, 2)
             ),
             "logprobs": CompileJob(self._prompt_logprobs, (outer, piece, targets)),
@@ -223,13 +230,13 @@ class StepPrograms:
                 self._take, (x, jax.ShapeDtypeStruct((), jnp.int32))
             )
             jobs["pool", bucket.drawn] = CompileJob(self._pool, (outer, rows))
-        elif self.decode_steps > 1:
+        elif self.decode_steps > 1 and not bucket.guesses:
             job = CompileJob(self._repeat(bucket), (SplitParams(outer, groups), state, ints), (1,))
             jobs["repeat", bucket, self.decode_steps] = job
         for group, params in zip(self.model.groups, groups, strict=True):
             run = self._run_group(self.model.groups[group.kind], bucket)
             job = CompileJob(run, (params, group.select(state.pages), x, batch), (1, 2))
-            jobs.setdefault(("layers", bucket, group.kind), job)
+            jobs.setdefault(("layers", bucket.plain, group.kind), job)
         return jobs
 
 

@@ -37,13 +37,18 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB{', quantised' if model.forms else ''}"
     yield f"KV cache     {describe_cache(limits)}"
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, limits.num_guesses
+    )
     yield f"step shapes  {len(table.all)}"
     rows = ", ".join(str(b.rows) for b in table.decode)
     yield f"  decode     {rows} rows; {_decode_waste(table)}"
     if (steps := config.decode_steps) > 1:
         more = len(table.decode)
         yield f"             also {steps} steps in one dispatch: {more} programs more"
+    if table.verify:
+        sizes = ", ".join(str(b.tokens) for b in table.verify)
+        yield f"  verify     {sizes} tokens, up to {limits.num_guesses} guesses a sequence"
     shapes = ", ".join(f"{b.tokens} x {b.rows}" for b in table.mixed)
     yield f"  mixed      {shapes} (tokens x rows); {_mixed_waste(table, limits)}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxserve.config import GIB, MIB, EngineConfig
-from jaxserve.engine.device.buckets import Bucket
+from jaxserve.engine.device.buckets import Bucket, guess_masks
 from jaxserve.engine.device.cache_layout import CacheLayout
 from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.device.paged_cache import bytes_per_block
@@ -19,6 +19,7 @@ from scheduler import longest_sequence
 CPU_SEQS, CPU_TOKENS, CPU_KV_BYTES = 32, 512, GIB
 GPU_SEQS, GPU_TOKENS = 256, 8192
 KV_TYPES = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
+MOST_GUESSES = 8  # unless num_speculative_tokens says otherwise
 SLACK = 256 * MIB  # for fragmentation, and the work space of libraries
 
 
@@ -32,6 +33,7 @@ class EngineLimits:
         kv_dtype: NumPy's name of the type of keys and values in the pool.
         bytes_per_block: of a block in all of the pool's buffers, K and V together.
         max_model_len: tokens of prompt and output; never more than the pool can hold.
+        num_guesses: most guesses of a sequence that a step verifies; 0 without speculation.
     """
 
     layout: CacheLayout
@@ -42,6 +44,7 @@ class EngineLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_guesses: int = 0
 
     @classmethod
     def resolve(
@@ -74,7 +77,9 @@ class EngineLimits:
         if memory is None:
             if step_bytes is None:
                 step_bytes = step_memory.estimate(model.config, dtype, Bucket(tokens, rows))
-            tables = step_memory.table_bytes(rows, model.config.vocab_size)
+            tables = step_memory.table_bytes(
+                rows, model.config.vocab_size, guess_masks(rows, config.speculation is not None)
+            )
             memory = _spare_bytes(device, model.nbytes, tables + step_bytes)
         kv_dtype = jnp.dtype(KV_TYPES.get(config.kv_cache_dtype, dtype))
         per_block = bytes_per_block(layout.buffers, config.block_size, kv_dtype)
@@ -96,6 +101,7 @@ class EngineLimits:
             max_model_len=min(wanted, longest),
             max_num_seqs=rows,
             max_num_batched_tokens=tokens,
+            num_guesses=_num_guesses(config, rows, tokens),
         )
 
     def capacity(self, tokens: int) -> int:
@@ -118,6 +124,19 @@ def rounded_blocks(num_blocks: int) -> int:
     """
     zeros = max(num_blocks.bit_length() - 7, 0)
     return num_blocks >> zeros << zeros
+
+
+def _num_guesses(config: EngineConfig, rows: int, tokens: int) -> int:
+    """Guesses a sequence for which the token budget has room beside one token of each."""
+    if config.speculation is None:
+        return 0
+    most, wanted = tokens // rows - 1, config.num_speculative_tokens
+    if most < (wanted or 1):
+        raise ConfigError(
+            f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({rows}) x (1 + "
+            f"num_speculative_tokens) = {rows * (1 + (wanted or 1))}: raise it, or lower the others"
+        )
+    return wanted or min(MOST_GUESSES, most)
 
 
 def _spare_bytes(device: DeviceInfo, weights: int, step: int) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig, cache_dir
-from jaxserve.engine.device.buckets import BucketTable
+from jaxserve.engine.device.buckets import BucketTable, guess_masks
 from jaxserve.engine.device.compilation import checked_files
 from jaxserve.engine.device.compilation.compilation_cache import use_compilation_cache
 from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
@@ -44,6 +44,7 @@ class StartedRunner:
 
     Args:
         vocab: tokens that may be drawn.
+        most_guess_tokens: see BucketTable.
         load_s, ready_s: seconds until the parameters were loaded, and until all was ready.
     """
 
@@ -51,6 +52,7 @@ class StartedRunner:
     limits: EngineLimits
     model: ModelConfig
     vocab: int
+    most_guess_tokens: int
     load_s: float
     ready_s: float
 
@@ -82,7 +84,9 @@ def start_runner(
     )
     vocab = min(model.config.vocab_size, num_ids)
     limits = EngineLimits.resolve(config, model, dtype, device)
-    table = BucketTable.build(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = BucketTable.build(
+        limits.max_num_seqs, limits.max_num_batched_tokens, limits.num_guesses
+    )
     if not device.on_cpu and config.kv_cache_memory is None:
         small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
         probe, state = step_programs(small, model, device, vocab), state_maker(small, vocab)
@@ -109,7 +113,15 @@ def start_runner(
     runner.warm_up((table.decode[0], table.mixed[0]) if device.on_cpu else table.all)
     checked_files.record(compilation_cache, since=began_wall)
     now = time.monotonic()
-    return StartedRunner(runner, limits, model.config, vocab, loaded - began, now - began)
+    return StartedRunner(
+        runner,
+        limits,
+        model.config,
+        vocab,
+        table.most_guess_tokens,
+        loaded - began,
+        now - began,
+    )
 
 
 def step_programs(
@@ -146,7 +158,9 @@ def state_maker(limits: EngineLimits, vocab: int) -> Callable[[], StepState]:
             pages,
             jnp.zeros(rows, jnp.int32),
             jnp.zeros((len(limits.layout.groups), rows, width), jnp.int32),
-            SamplingTables.allocate(rows, vocab),
+            SamplingTables.allocate(
+                rows, vocab, guess_masks(limits.max_num_seqs, limits.num_guesses > 0)
+            ),
         )
 
     return new_state

@@ -32,9 +32,13 @@ def estimate(model: ModelConfig, dtype: jnp.dtype, bucket: Bucket) -> int:
     return max(layer, 5 * bucket.drawn * model.vocab_size * 4)
 
 
-def table_bytes(rows: int, vocab: int) -> int:
-    """Bytes of the sampling tables of so many slots, and the spare one."""
-    tables = jax.eval_shape(lambda: SamplingTables.allocate(rows + 1, vocab))
+def table_bytes(rows: int, vocab: int, guess_masks: int = 0) -> int:
+    """Bytes of the sampling tables of so many slots, and the spare one.
+
+    Args:
+        guess_masks: rows for masks after guesses.
+    """
+    tables = jax.eval_shape(lambda: SamplingTables.allocate(rows + 1, vocab, guess_masks))
     return sum(table.size * table.dtype.itemsize for table in tables)
 
 

@@ -1,0 +1,1 @@
+"""Guesses of next tokens: where they come from, and how many of them a step verifies."""

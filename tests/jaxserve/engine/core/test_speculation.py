@@ -1,0 +1,142 @@
+"""Guesses change no bit of any output, whatever they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.frontend.llm import LLM
+from jaxserve.outputs import CompletionOutput
+from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from scheduler import Sequence
+
+pytestmark = pytest.mark.slow
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 40, "logprobs": 2},
+    {"temperature": 0, "max_tokens": 11, "prompt_logprobs": 1},
+    {"seed": 1, "max_tokens": 37, "top_p": 0.9, "logprobs": 0},
+    {"seed": 2, "max_tokens": 26, "presence_penalty": 1.0, "frequency_penalty": 0.5, "logprobs": 3},
+    {"seed": 3, "max_tokens": 33, "repetition_penalty": 1.5, "n": 2, "logprobs": 1},
+    {"seed": 4, "max_tokens": 21, "allowed_token_ids": tuple(range(60, 90)), "logprobs": 1},
+    {"seed": 5, "max_tokens": 30, "logit_bias": {65: 5.0, 66: -5.0}},
+    {"seed": 6, "max_tokens": 30, "min_tokens": 13, "stop_token_ids": tuple(range(0, 259, 3))},
+    {"seed": 7, "max_tokens": 24, "structured_outputs": StructuredOutputsParams(regex="[a-c]{20}")},
+    {
+        "seed": 8,
+        "max_tokens": 40,
+        "structured_outputs": StructuredOutputsParams(json={"type": "array", "maxItems": 4}),
+        "logprobs": 1,
+    },
+    {"temperature": 0, "max_tokens": 40, "stop": ("a",)},
+    {"seed": 9, "max_tokens": 40, "bad_words": ("AB", "a")},
+    {"max_tokens": 6, "beam_search": BeamSearchParams(beam_width=2)},
+    {"seed": 10, "max_tokens": 34, "stop_token_ids": tuple(range(0, 259, 9)), "min_p": 0.02},
+    {"seed": 11, "max_tokens": 30, "temperature": 1.4, "typical_p": 0.8, "top_k": 30},
+]
+
+
+def bits(output: CompletionOutput) -> tuple[Any, ...]:
+    return (
+        *(output.token_ids, output.text, output.logprobs),
+        *(output.finish_reason, output.stop_reason),
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any]) -> Iterator[LLM]:
+    """An engine that speculates, with so few blocks that it preempts."""
+    blocks = 14 * (2**20 // llm.core.ready.num_blocks)
+    settings = llm_settings | {"kv_cache_memory": blocks, "speculation": "ngram"}
+    engine = LLM(str(tiny_llama), progress=False, **settings)
+    yield engine
+    assert engine.core.compiles == 0
+    engine.core.close()
+
+
+class Adversary:
+    """Guesses what a function says of the known output and the true one."""
+
+    def __init__(self, guess: Callable[[list[int], int], list[int]]) -> None:
+        self._guess = guess
+        self.truth: dict[tuple[int, ...], list[list[int]]] = {}
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        known = sequence.output_token_ids
+        outputs = self.truth.get(tuple(sequence.request.prompt_token_ids), [])
+        true = next((t[len(known) :] for t in outputs if t[: len(known)] == known), [])
+        return self._guess(true, most)
+
+    def forget_ended(self) -> None:
+        pass
+
+
+def wrong(true: list[int], most: int) -> list[int]:
+    return [(token + 1) % 256 for token in true[:most]] or [1] * most
+
+
+def right(true: list[int], most: int) -> list[int]:
+    return true[:most]
+
+
+def mixed(true: list[int], most: int) -> list[int]:
+    """Right up to a random place, or not at all, or of tokens that don't exist."""
+    rng = random.Random(len(true))
+    place = rng.randrange(most + 1)
+    return [*true[:place], *(rng.choice((-1, 7, 70, 10**6)) for _ in range(most - place))]
+
+
+def too_long(true: list[int], most: int) -> list[int]:
+    return [*true, *range(100)]
+
+
+PROPOSERS = {"ngram": None, "wrong": wrong, "right": right, "mixed": mixed, "too_long": too_long}
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_outputs_are_those_without_guesses(
+    engine: LLM,
+    llm: LLM,
+    prompts: list[list[int]],
+    name: str,
+    overlap: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.core, "_overlap", overlap)
+    kinds = [SamplingParams(**{"ignore_eos": True} | kind) for kind in KINDS]
+    inputs = [prompts[i % len(prompts)] for i in range(len(kinds))]
+    expected = llm.generate(inputs, kinds)
+    if (guess := PROPOSERS[name]) is not None:
+        adversary = Adversary(guess)
+        for done in expected:
+            adversary.truth.setdefault(done.prompt_token_ids, []).extend(
+                list(output.token_ids) for output in done.outputs
+            )
+        monkeypatch.setattr(engine.core._speculation, "_proposer", adversary)
+    before, stats = engine.core.stats.preemptions, engine.core.report().speculation
+    for found, wanted in zip(engine.generate(inputs, kinds), expected, strict=True):
+        assert [*map(bits, found.outputs)] == [*map(bits, wanted.outputs)]
+        assert found.prompt_logprobs == wanted.prompt_logprobs
+    assert engine.core.stats.preemptions > before
+    for prompt, kind, wanted in zip(inputs, kinds, expected, strict=True):
+        (alone,) = engine.generate([prompt], kind)
+        assert [*map(bits, alone.outputs)] == [*map(bits, wanted.outputs)]
+    assert engine.core.stats.blocks_used == 0
+    assert stats is not None
+    now = engine.core.report().speculation
+    guesses, accepted = (
+        now.draft_tokens - stats.draft_tokens,
+        now.accepted_tokens - stats.accepted_tokens,
+    )
+    assert guesses > 30
+    if name == "wrong":
+        assert accepted == 0
+    elif name == "right":
+        assert accepted > 0.9 * guesses
+    else:
+        assert 0 < accepted < guesses

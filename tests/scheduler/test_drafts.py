@@ -108,3 +108,44 @@ def test_a_row_with_drafts_can_be_preempted() -> None:
         loop.step()
     assert first.num_preemptions == 0
     loop.run()
+
+
+def test_a_step_that_computes_a_prompt_verifies_nothing() -> None:
+    loop = drafting()
+    sequence = loop.add_prompt("a", [1] * 6, max_tokens=20)
+    loop.step()
+    loop.add_prompt("b", [2] * 6, max_tokens=2)
+    assert not loop.scheduler.can_draft
+    loop.scheduler.draft(sequence, guess(loop, sequence, 3))
+    plan = loop.step()
+    assert plan is not None
+    assert (plan.drafts, plan.num_tokens) == ((), 7)
+    assert len(sequence.output_token_ids) == 2
+    loop.run()
+
+
+def test_a_step_has_no_more_draft_tokens_than_its_limit() -> None:
+    loop = drafting(max_draft_step_tokens=6)
+    sequences = [loop.add_prompt(name, [ord(name)] * 6, max_tokens=20) for name in "abc"]
+    loop.step()
+    for sequence in sequences[:2]:
+        assert loop.scheduler.draft(sequence, guess(loop, sequence, 3)) == 3
+    plan = loop.step()
+    assert plan is not None
+    assert plan.num_tokens == 6
+    assert [len(draft.token_ids) for draft in plan.drafts] == [3]
+    loop.run()
+
+
+def test_blocks_of_guesses_that_are_not_taken_are_not_cached() -> None:
+    loop = drafting()
+    sequence = loop.add_prompt("a", [1] * 6, max_tokens=4)
+    loop.step()
+    loop.scheduler.draft(sequence, guess(loop, sequence, 0))
+    loop.step()
+    known = list(sequence.output_token_ids)
+    loop.abort("a")
+    wrong = [1] * 6 + [known[0], (known[1] + 1) % VOCABULARY]
+    other = loop.add_prompt("b", [*wrong, 3, 3], max_tokens=2)
+    loop.run()
+    assert other.num_cached_tokens == 4  # the prompt's first block

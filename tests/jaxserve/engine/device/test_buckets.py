@@ -32,3 +32,18 @@ def test_a_budget_without_room_for_prompts_is_refused(budget: int) -> None:
 
 def test_a_short_step_is_not_padded_to_a_large_budget() -> None:
     assert BucketTable.build(256, 8192).pick(300, 5).tokens == 512
+
+
+@pytest.mark.parametrize(("seqs", "budget", "guesses"), [(1, 16, 8), (7, 64, 4), (32, 512, 8)])
+def test_steps_that_verify_guesses_share_the_layers_of_decodes(
+    seqs: int, budget: int, guesses: int
+) -> None:
+    table = BucketTable.build(seqs, budget, guesses)
+    assert table.most_guess_tokens == max(seqs, 16)
+    for tokens in range(1, table.most_guess_tokens + 1):
+        bucket = table.pick_verify(tokens)
+        assert bucket in table.all
+        assert bucket.decode
+        assert bucket.drawn == bucket.tokens >= tokens
+        assert seqs == 1 or bucket.plain in table.decode
+    assert BucketTable.build(seqs, budget).verify == ()

@@ -167,7 +167,7 @@ OTHERS: dict[str, VllmFlag] = {
     "--long-prefill-token-threshold": _without_effect("the token budget limits a chunk", True),
     "--stream-interval": _refused("tokens are sent as they come", "1"),
     "--scheduler-cls": _refused("a policy is a class in scheduler/policies.py"),
-    "--speculative-config": _refused("there is no draft model"),
+    "--speculative-config": _refused("use --speculation and --num-speculative-tokens"),
     "--distributed-executor-backend": _without_effect("there is one device", True),
     "--tensor-parallel-size": _refused(_ONE_DEVICE, "1"),
     "-tp": _refused(_ONE_DEVICE, "1"),

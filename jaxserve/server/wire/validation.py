@@ -20,6 +20,7 @@ from jaxserve.server.wire.ignored_fields import (
     refuses_unknown,
     without_unknown,
 )
+from jaxserve.text.surrogates import find_half_surrogate
 
 BODY_TIMEOUT_S = 60
 # Fields of whole requests whose objects may have unknown fields even if others are refused.
@@ -59,7 +60,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body isn't valid JSON: {error}", code="invalid_json") from None
+        at = find_half_surrogate(data)
+        reason = error if at is None else f"half of a surrogate pair at byte {at}"
+        raise ApiError(400, f"the body isn't valid JSON: {reason}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(body, dict):

@@ -76,13 +76,14 @@ def template_message(message: dict[str, Any], path: str) -> dict[str, Any]:
         )
     _check_role(parsed, path)
     # Many templates concatenate strings, and fail on null.
-    content = "" if parsed.content is None else join_parts(parsed.content, f"{path}.content")
+    content = join_parts(parsed.content, f"{path}.content", *_PART_TYPES.get(parsed.role, ()))
     converted: dict[str, Any] = {"role": ROLES[parsed.role], "content": content}
     if parsed.name is not None:
         converted["name"] = parsed.name
     if parsed.tool_call_id is not None:
         converted["tool_call_id"] = parsed.tool_call_id
-    if reasoning := parsed.reasoning or parsed.reasoning_content:
+    thoughts = _thoughts(parsed.content, f"{path}.content") if parsed.role == "assistant" else ""
+    if reasoning := parsed.reasoning or parsed.reasoning_content or thoughts:
         converted |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if parsed.tool_calls:
         converted["tool_calls"] = [
@@ -107,8 +108,12 @@ def _check_role(message: ChatMessage, path: str) -> None:
     if message.role == "tool" and message.tool_call_id is None:
         param = f"{path}.tool_call_id"
         raise InvalidRequestError(f"you must provide {param}", param)
-    if message.content is None and message.role != "assistant":
-        raise InvalidRequestError(f"{path}.content must not be null", f"{path}.content")
+    # An assistant's message may have calls alone, and a tool may have returned nothing.
+    if not message.content and message.role not in ("assistant", "tool"):
+        if message.content is None:
+            raise InvalidRequestError(f"{path}.content must not be null", f"{path}.content")
+        if message.content == []:
+            raise InvalidRequestError(f"{path}.content must not be empty", f"{path}.content")
 
 
 def template_call(call_id: str, function: CalledFunction) -> dict[str, Any]:
@@ -136,25 +141,59 @@ def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any] | str:
     return replaced
 
 
-class _TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
+
+
+class _TextPart(_Part, kw_only=True, forbid_unknown_fields=True):
     text: str
 
 
+class _RefusalPart(_Part, kw_only=True, forbid_unknown_fields=True):
+    refusal: str
+
+
+class _ThinkingPart(_Part, kw_only=True, forbid_unknown_fields=True):
+    thinking: str
+
+
+# Parts of content that aren't text, by the type that they name.
+_OTHER_PARTS: dict[str, tuple[type[_Part], str]] = {
+    "refusal": (_RefusalPart, "refusal"),
+    "thinking": (_ThinkingPart, "thinking"),
+    "reasoning": (_TextPart, "text"),
+}
+_THOUGHTS = ("thinking", "reasoning")
+
+
 def join_parts(
-    content: str | list[dict[str, Any]], path: str, text_types: tuple[str, ...] = ("text",)
+    content: str | list[dict[str, Any]] | None,
+    path: str,
+    text_types: tuple[str, ...] = ("text",),
+    left_out: tuple[str, ...] = (),
 ) -> str:
     """The text of a message's content; several parts are joined by line breaks, as vLLM does.
 
     Args:
         text_types: types of parts that hold text.
+        left_out: types of parts that don't count.
     """
     if isinstance(content, str):
         return content
-    if not content:
-        raise InvalidRequestError(f"{path} must not be empty", path)
-    parts = enumerate(content)
+    parts = [(i, part) for i, part in enumerate(content or ()) if part.get("type") not in left_out]
     return "\n".join(_part_text(part, f"{path}[{i}]", text_types) for i, part in parts)
+
+
+# Parts that messages of a role may have besides texts: text_types and left_out of join_parts().
+_PART_TYPES = {"assistant": (("text", "refusal"), _THOUGHTS)}
+
+
+def _thoughts(content: str | list[dict[str, Any]] | None, path: str) -> str:
+    """The text of the parts of an assistant's content that are its reasoning."""
+    if content is None or isinstance(content, str):
+        return ""
+    parts = [(i, part) for i, part in enumerate(content) if part.get("type") in _THOUGHTS]
+    return "\n".join(_part_text(part, f"{path}[{i}]", _THOUGHTS) for i, part in parts)
 
 
 def _part_text(part: dict[str, Any], path: str, text_types: tuple[str, ...]) -> str:
@@ -163,4 +202,5 @@ def _part_text(part: dict[str, Any], path: str, text_types: tuple[str, ...]) -> 
         raise InvalidRequestError(
             f"{path}: content of type {kind!r} isn't supported; send text", path
         )
-    return parse(part, _TextPart, {}, f"{path}.").text
+    struct, field = _OTHER_PARTS.get(str(kind), (_TextPart, "text"))
+    return str(getattr(parse(part, struct, {}, f"{path}."), field))

@@ -10,7 +10,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.server.wire.chat.messages import ROLES, CalledFunction, join_parts, template_call
 from jaxserve.server.wire.validation import parse
 
-TEXT_TYPES = ("input_text", "output_text", "text")
+TEXT_TYPES = ("input_text", "output_text", "text", "refusal")
 
 
 class MessageInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,8 +58,8 @@ def to_messages(
 
 def _append(messages: list[dict[str, Any]], item: dict[str, Any], path: str) -> None:
     """Adds an item. Consecutive reasoning, text and calls become one message of the assistant."""
-    kind = item.get("type", "message")
-    item = {name: value for name, value in item.items() if name != "id"}
+    kind = item.get("type") or "message"
+    item = {name: value for name, value in item.items() if name != "id"} | {"type": kind}
     match kind:
         case "message":
             message = parse(item, MessageInput, {}, f"{path}.")

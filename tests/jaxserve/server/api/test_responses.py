@@ -323,3 +323,18 @@ def test_a_response_of_several_items() -> None:
         assert own[0]["type"] == "response.output_item.added"
         assert own[-1]["type"] == "response.output_item.done"
         assert "".join(event["delta"] for event in own if "delta" in event) == text
+
+
+def test_items_that_clients_send_back_in_other_forms() -> None:
+    refused = [{"type": "refusal", "refusal": "no"}]
+    items = [
+        {"type": None, "role": "user", "content": "a"},
+        {"type": "message", "id": "msg_1", "role": "assistant", "content": refused},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
+        {"type": "function_call_output", "call_id": "c", "output": []},
+    ]
+    user, answer, result = to_messages(items, None)
+    assert user == {"role": "user", "content": "a"}
+    assert answer["content"] == "no"
+    assert answer["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert result == {"role": "tool", "tool_call_id": "c", "content": ""}

@@ -146,8 +146,24 @@ async def test_arguments_of_a_history_are_any_text(tiny_server: Any, arguments: 
             assert response.status == 200, await response.text()
 
 
-async def test_half_a_surrogate_in_a_body_is_named(tiny_server: Any) -> None:
-    data = '{"messages": [{"role": "user", "content": "\\ud83d"}], "max_tokens": 1}'
+@pytest.mark.parametrize(
+    "half",
+    [r'"\ud83d"', r'"\uD83Dx"', r'"\udc00"', r'"\ud83d\n"', r'"\\\ud83d"', r'"\ud83d\ude00\ude00"'],
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"messages": [{"role": "user", "content": HALF}], "max_tokens": 1}',
+        '{"messages": [{"role": "user", "content": "x"}], "stop": [HALF]}',
+        '{"messages": [{"role": "user", "content": "x"}], "metadata": {"a": HALF}}',
+        '{"messages": [{"role": "user", "content": "x"}], HALF: 1}',
+    ],
+)
+async def test_half_a_surrogate_in_a_body_is_named(tiny_server: Any, body: str, half: str) -> None:
+    data = body.replace("HALF", half)
+    place = data.rindex(
+        r"\u", 0, data.index(half) + len(half)
+    )  # each has one half, its last escape
     json_type = {"Content-Type": "application/json"}
     async with (
         aiohttp.ClientSession(tiny_server.url, timeout=LIMIT) as http,
@@ -155,7 +171,7 @@ async def test_half_a_surrogate_in_a_body_is_named(tiny_server: Any) -> None:
     ):
         answer = await response.json()
         assert response.status == 400
-        assert "byte" in answer["error"]["message"]
+        assert answer["error"]["message"].endswith(f"half of a surrogate pair at byte {place}")
 
 
 @pytest.mark.parametrize(

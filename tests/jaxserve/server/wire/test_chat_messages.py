@@ -137,3 +137,34 @@ def test_an_answer_of_reasoning_alone_can_be_sent_back() -> None:
         {"role": "assistant", "content": None, "reasoning": "hm"}, "messages[0]"
     )
     assert (message["content"], message["reasoning_content"]) == ("", "hm")
+
+
+@pytest.mark.parametrize("content", [None, [], ""])
+def test_calls_and_results_may_have_no_content(content: Any) -> None:
+    answer = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    assert template_message(answer, "messages[1]")["content"] == ""
+    result = {"role": "tool", "tool_call_id": "c", "content": content}
+    assert template_message(result, "messages[2]")["content"] == ""
+
+
+def test_an_answer_in_parts_can_be_sent_back() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "Well.", "signature": "s"},
+        {"type": "reasoning", "text": "So."},
+        {"type": "text", "text": "a"},
+        {"type": "refusal", "refusal": "no"},
+    ]
+    message = template_message({"role": "assistant", "content": parts}, "messages[1]")
+    assert message["content"] == "a\nno"
+    assert message["reasoning_content"] == "Well.\nSo."
+    for part in (parts[0], parts[3]):
+        with pytest.raises(InvalidRequestError, match=part["type"]):
+            template_message({"role": "user", "content": [part]}, "messages[0]")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("content", [None, []])
+def test_other_roles_need_content(role: str, content: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        template_message({"role": role, "content": content}, "messages[0]")
+    assert raised.value.param == "messages[0].content"

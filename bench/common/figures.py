@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.report import Figure, Figures, json_line
@@ -21,7 +23,8 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> Figures:
 
 
 def print_figures(figures: Mapping[str, Figure]) -> None:
-    """Prints one line of JSON; infinities, which JSON lacks, are null.
+    """Prints one line of JSON, with the commit that the figures are of; infinities, which JSON
+    lacks, are null.
 
     Args:
         figures: by names that end in their unit, as `ttft_ms` or `wasted_percent`; ratios, shares
@@ -33,4 +36,14 @@ def print_figures(figures: Mapping[str, Figure]) -> None:
     for name, value in figures.items():
         if not isinstance(value, Figure):
             raise TypeError(f"{name} is a {type(value).__name__}: figures must be flat")
-    print(json_line(dict(figures)), flush=True)
+    print(json_line({**figures, "commit": commit()}), flush=True)
+
+
+def commit() -> str:
+    """The commit of this clone, with "+" if files differ from it; "unknown" without git."""
+    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,7 +1,7 @@
 """The engine's tokens a second beside its peers' and beside two limits, and the host's work a step.
 
-    python -m bench.engine.throughput [--tokens 128] [--batches 1 8 32] [--skip-peers] [--quick]
-        [--decode-steps 8]
+    python -m bench.engine.throughput [--tokens 128] [--batches 1 8 32] [--rounds 2] [--skip-peers]
+        [--quick] [--decode-steps 8]
 
 JAXSERVE_VLLM_PYTHON and JAXSERVE_TORCH_PYTHON name interpreters that have the vLLM CPU build, and
 torch and transformers (bench/peers/setup.sh makes both). Every engine gets the same float32
@@ -10,7 +10,9 @@ stopping at the end-of-sequence token; peers compute in float32 and again in bfl
 batches of requests that arrive together, the first token of a long prompt, and a trace that arrives
 all at once, with lengths distributed as ShareGPT's times a quarter. A peer that is missing, fails
 or takes more than --peer-limit or --bf16-limit seconds is noted with the reason, beside its figures
-so far.
+so far. The shapes of each load run once before it is measured. There are --rounds rounds, in every
+other one in the opposite order; figures are medians with the lowest and highest, and `_ahead` says
+whether our worst round is better than a peer's best.
 
 The limits are measured in the same run: bytes of the weights over the rate of reading memory, FLOPs
 of the weights over the rate of a large float32 matmul. Host work is the time of a turn of the loop
@@ -25,12 +27,16 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +57,7 @@ PEER_SCRIPTS = {
     "vllm": ("JAXSERVE_VLLM_PYTHON", "vllm_generate.py"),
     "transformers": ("JAXSERVE_TORCH_PYTHON", "transformers_generate.py"),
 }
+RATE = re.compile(r"ttft_\d+_s|b\d+(_decode)?_tok_s|trace_tok_s")  # what every engine has
 TRACE_SCALE = 0.25
 PROMPT = 128
 TTFT_PROMPT = 1024
@@ -98,11 +105,11 @@ def _best(call: Any) -> float:
     return min(times)
 
 
-def peer(variable: str, script: str, job: Job, limit_s: float) -> tuple[dict[str, float], str]:
-    """A peer's figures, and why some are missing ("" if none is)."""
+def peer(variable: str, script: str, job: Job, limit_s: float) -> dict[str, Any]:
+    """A peer's figures, and as `note` why some are missing."""
     python = os.environ.get(variable)
     if python is None:
-        return {}, f"not installed: {variable} isn't set (bench/peers/setup.sh)"
+        return {"note": f"not installed: {variable} isn't set (bench/peers/setup.sh)"}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [python, str(PEERS / script)],
@@ -123,22 +130,45 @@ def peer(variable: str, script: str, job: Job, limit_s: float) -> tuple[dict[str
         errors.seek(0)
         if process.returncode and not reason:
             reason = f"failed: {(errors.read().strip().splitlines() or ['?'])[-1]}"
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {"note": reason} if reason else {}
     for line in output.splitlines():
         if line.startswith("{"):
             figures |= json.loads(line)
-    return figures, reason
+    return figures
 
 
-def beside(figures: dict[str, Any], name: str, found: dict[str, float], reason: str) -> None:
-    """Adds a peer's figures, and our speed over the peer's: above 1 we are faster."""
+def joined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several rounds: the median of each, and for rates the lowest and highest."""
+    figures: dict[str, Any] = {}
+    for key in dict.fromkeys(key for found in rounds for key in found):
+        values = [found[key] for found in rounds if key in found]
+        if isinstance(values[0], str):
+            figures[key] = values[0]
+            continue
+        figures[key] = round(statistics.median(values), 3)
+        if RATE.fullmatch(key) and len(values) > 1:
+            figures |= {f"{key}_low": min(values), f"{key}_high": max(values)}
+    return figures
+
+
+def beside(figures: dict[str, Any], name: str, found: dict[str, Any]) -> None:
+    """Adds a peer's figures; our speed over the peer's, above 1 if we are faster; and whether we
+    are ahead in every round, which a ratio alone doesn't say."""
     for key, value in found.items():
         figures[f"{name}_{key}"] = value
-        if key in figures:
-            faster = value / figures[key] if key.endswith("_s") and "tok" not in key else None
-            figures[f"{name}_{key}_ratio"] = round(faster or figures[key] / value, 2)
-    if reason:
-        figures[f"{name}_note"] = reason
+        if not RATE.fullmatch(key) or key not in figures:
+            continue
+        ours, theirs = _range(figures, key), _range(found, key)
+        if "tok" in key:
+            ratio, ahead = figures[key] / value, ours[0] > theirs[1]
+        else:
+            ratio, ahead = value / figures[key], ours[1] < theirs[0]
+        figures[f"{name}_{key}_ratio"] = round(ratio, 2)
+        figures[f"{name}_{key}_ahead"] = ahead
+
+
+def _range(figures: dict[str, Any], key: str) -> tuple[float, float]:
+    return (figures.get(f"{key}_low", figures[key]), figures.get(f"{key}_high", figures[key]))
 
 
 def mixed_trace(count: int, scale: float) -> list[tuple[int, int]]:
@@ -212,25 +242,35 @@ def main() -> None:
     )
     parser.add_argument("--skip-peers", action="store_true")
     parser.add_argument("--skip-toy", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2, help="who goes first alternates")
     parser.add_argument("--quick", action="store_true", help="8 tokens of 1 and 4 requests")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a running peer is stopped
     if args.quick:
         args.tokens, args.batches, args.trace, args.skip_toy = 8, [1, 4], 0, True
+        args.rounds = 1
     folder = demo_weights.write(demo_weights.default_folder())
     ttft = 128 if args.quick else TTFT_PROMPT
     trace = mixed_trace(args.trace, TRACE_SCALE)
     job = Job(str(folder), "float32", args.batches, PROMPT, args.tokens, ttft, trace)
-    figures = our_figures(job, args.decode_steps)
+    engines: dict[str, Callable[[], dict[str, Any]]] = {
+        "jaxserve": lambda: our_figures(job, args.decode_steps)
+    }
+    for dtype in () if args.skip_peers else ("float32", "bfloat16"):
+        alike = replace(job, dtype=dtype, trace=trace if dtype == "float32" else [])
+        limit_s = args.peer_limit if dtype == "float32" else args.bf16_limit
+        for name, (variable, script) in PEER_SCRIPTS.items():
+            engines[f"{name}_{dtype}"] = partial(peer, variable, script, alike, limit_s)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+    for number in range(args.rounds):
+        # Who goes first alternates, because the machine's speed drifts.
+        for name in engines if number % 2 == 0 else reversed(engines):
+            rounds[name].append(engines[name]())
+    figures = joined(rounds.pop("jaxserve"))
     if not args.skip_toy:
         figures |= toy_figures(args.decode_steps)
-    if not args.skip_peers:
-        for dtype in ("float32", "bfloat16"):
-            for name, (variable, script) in PEER_SCRIPTS.items():
-                alike = replace(job, dtype=dtype, trace=trace if dtype == "float32" else [])
-                limit_s = args.peer_limit if dtype == "float32" else args.bf16_limit
-                found, reason = peer(variable, script, alike, limit_s)
-                beside(figures, f"{name}_{dtype}", found, reason)
+    for name, found in rounds.items():
+        beside(figures, name, joined(found))
     for name, value in figures.items():
         print(f"{name:45} {value}")
     print_figures(figures)

@@ -17,6 +17,7 @@ import numpy as np
 OnToken = Callable[[int], None]  # called for each new token, with its row
 # Runs all prompts (token ids) together, greedily, each to its number of output tokens.
 Generate = Callable[[list[list[int]], list[int], OnToken], None]
+WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,13 @@ def prompts(lengths: list[int], seed: int) -> list[list[int]]:
 
 
 def measure(job: Job, generate: Generate) -> Iterator[dict[str, float]]:
-    """Runs the loads; yields the figures of each."""
-    generate(prompts([16], 1), [4], lambda row: None)
+    """Runs the loads; yields the figures of each.
+
+    Before, each load's shapes run once, with other texts and short answers, so that no engine's
+    figures have what it does at a shape's first use.
+    """
+    for work, answers in _warm_ups(job):
+        generate(work, answers, lambda row: None)
     firsts = []
     for prompt in prompts([job.ttft_prompt] * 3, 2):
         began = time.perf_counter()
@@ -70,6 +76,16 @@ def measure(job: Job, generate: Generate) -> Iterator[dict[str, float]]:
         began = time.perf_counter()
         generate(work, answers, lambda row: None)
         yield {"trace_tok_s": round(sum(answers) / (time.perf_counter() - began), 1)}
+
+
+def _warm_ups(job: Job) -> Iterator[tuple[list[list[int]], list[int]]]:
+    """Prompts and answers with the shapes of each load."""
+    yield prompts([job.ttft_prompt], 102), [1]
+    for batch in job.batches:
+        yield prompts([job.prompt] * batch, 110 + batch), [WARM_UP_TOKENS] * batch
+    if job.trace:
+        lengths = [prompt for prompt, _ in job.trace]
+        yield prompts(lengths, 103), [min(answer, WARM_UP_TOKENS) for _, answer in job.trace]
 
 
 def _batch(generate: Generate, batch: int, prompt: int, tokens: int) -> dict[str, float]:
@@ -98,8 +114,13 @@ def _batch(generate: Generate, batch: int, prompt: int, tokens: int) -> dict[str
     }
 
 
-def serve(make: Callable[[Job], Generate]) -> None:
-    """The main function of a peer's script."""
+def serve(make: Callable[[Job], Generate], settings: str) -> None:
+    """The main function of a peer's script.
+
+    Args:
+        settings: how the peer runs, for whoever reads its figures.
+    """
     job = Job(**json.loads(input()))
+    print(json.dumps({"settings": settings}), flush=True)
     for figures in measure(job, make(job)):
         print(json.dumps(figures), flush=True)

@@ -65,4 +65,4 @@ def make(job: Job) -> Generate:
 
 
 if __name__ == "__main__":
-    serve(make)
+    serve(make, "generate() in static batches, padded on the left, without torch.compile")

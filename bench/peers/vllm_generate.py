@@ -22,12 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.peers.rates import Generate, Job, OnToken, serve
 
+BLOCK_SIZE = 32
+SETTINGS = (
+    f"CPU build; eager (enforce_eager, no torch.compile); blocks of {BLOCK_SIZE} tokens; threads "
+    f"bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}; no prefix cache"
+)
+
 
 def make(job: Job) -> Generate:
     llm = LLM(
         job.model,
         dtype=job.dtype,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         enforce_eager=True,
         max_model_len=job.max_model_len,
         max_num_seqs=job.max_seqs,
@@ -51,4 +57,4 @@ def make(job: Job) -> Generate:
 
 
 if __name__ == "__main__":
-    serve(make)
+    serve(make, SETTINGS)

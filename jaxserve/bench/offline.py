@@ -67,7 +67,7 @@ def latency(engine: EngineConfig, config: LatencyConfig, *, progress: bool) -> F
         "benchmark": "latency",
         **_identity(llm),
         **asdict(config),
-        **spread("e2el", counted),
+        **spread("e2el", counted, len(counted)),
         "min_e2el_ms": round(min(counted) * 1000, 3),
     }
 

@@ -26,6 +26,8 @@ LATENCIES = {
     "e2el": "end to end",
 }
 STATISTICS = ("mean", "median", "p90", "p99")
+# Of fewer requests, a percentile is the figure of one or two of them.
+MIN_FOR_PERCENTILES = 30
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -37,16 +39,21 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def spread(name: str, seconds: Sequence[float]) -> Figures:
-    """Mean, median, p90 and p99 of seconds, in ms; None if there are none."""
+def spread(name: str, seconds: Sequence[float], requests: int) -> Figures:
+    """Mean, median, p90 and p99 of seconds, in ms; None if there are none.
+
+    Args:
+        requests: that the seconds are of. p90 and p99 of fewer than MIN_FOR_PERCENTILES are None.
+    """
     figures: Figures = {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
-    if seconds:
-        found = (
-            statistics.fmean(seconds),
-            *(percentile(seconds, percent) for percent in (50, 90, 99)),
-        )
-        figures |= {key: round(value * 1000, 3) for key, value in zip(figures, found, strict=True)}
-    return figures
+    if not seconds:
+        return figures
+    found = [statistics.fmean(seconds), percentile(seconds, 50)]
+    if requests >= MIN_FOR_PERCENTILES:
+        found += [percentile(seconds, percent) for percent in (90, 99)]
+    return figures | {
+        key: round(value * 1000, 3) for key, value in zip(figures, found, strict=False)
+    }
 
 
 def summarise(
@@ -78,10 +85,13 @@ def summarise(
         good = sum(_is_good(outcome, limits_ms) for outcome in done)
         figures["good"] = good
         figures["goodput_requests_per_s"] = round(good / duration_s, 4)
-    figures |= spread("ttft", [outcome.ttft_s for outcome in done])
-    figures |= spread("tpot", [o.tpot_s for o in done if o.tpot_s is not None])
-    figures |= spread("itl", [gap for outcome in done for gap in outcome.itls_s])
-    figures |= spread("e2el", [outcome.latency_s for outcome in done])
+    for name, seconds in {
+        "ttft": [outcome.ttft_s for outcome in done],
+        "tpot": [o.tpot_s for o in done if o.tpot_s is not None],
+        "itl": [gap for outcome in done for gap in outcome.itls_s],
+        "e2el": [outcome.latency_s for outcome in done],
+    }.items():
+        figures |= spread(name, seconds, len(done))
     return figures
 
 

@@ -32,3 +32,22 @@ def test_rounds_become_a_median_and_its_spread_and_reasons_last_until_mended() -
     assert results.reasons("b") == ["b broke"]
     assert results.reasons("c") == ["c broke"]  # of 8, which no run has measured
     assert Results([record("c", None, 0), record("c", 5.0, 1)]).reasons("c") == []
+
+
+def test_a_lead_is_one_in_every_round() -> None:
+    def record(engine: str, tok_s: float, ttft_ms: float, seed: int) -> Record:
+        figures = {"output_tok_s": tok_s, "ttft_ms": ttft_ms}
+        return Record(engine, "concurrency", 4, seed, figures, commit="abc1234")
+
+    results = Results(
+        [
+            *(record("jaxserve float32", 20.0, 100.0, 0), record("jaxserve float32", 24.0, 150, 1)),
+            *(record("near", 19.0, 90.0, 0), record("near", 21.0, 160.0, 1)),
+            *(record("far", 10.0, 151.0, 0), record("far", 19.9, 400.0, 1)),
+        ]
+    )
+    ours = "jaxserve float32"
+    assert results.ahead(ours, "concurrency", 4, "output_tok_s", higher=True) == ["far"]
+    assert results.ahead(ours, "concurrency", 4, "ttft_ms", higher=False) == ["far"]
+    assert results.ahead("near", "concurrency", 4, "ttft_ms", higher=False) == []
+    assert results.commits() == ["abc1234"]

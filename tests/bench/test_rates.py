@@ -54,3 +54,15 @@ def test_decoding_is_counted_from_when_every_row_has_begun(clock: Clock) -> None
 def test_an_engine_that_loses_tokens_gets_no_figure(clock: Clock) -> None:
     with pytest.raises(RuntimeError, match="10 tokens came, not 12"):
         list(measure(JOB, engine(clock, lost=1)))
+
+
+def test_every_shape_runs_once_before_it_is_measured(clock: Clock) -> None:
+    seen: list[tuple[list[int], int]] = []  # lengths of prompts, longest answer
+
+    def generate(prompts: list[list[int]], answers: list[int], on_token: OnToken) -> None:
+        seen.append(([len(prompt) for prompt in prompts], max(answers)))
+        engine(clock)(prompts, answers, on_token)
+
+    list(measure(JOB, generate))
+    assert seen[:3] == [([8], 1), ([4, 4], 4), ([3, 5], 3)]
+    assert seen[3:] == [([8], 1)] * 3 + [([4, 4], 6), ([3, 5], 3)]

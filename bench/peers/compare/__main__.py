@@ -5,12 +5,13 @@
 
 Starts the engines that are installed (by bench/peers/setup.sh, in the variables that it names) and
 pauses each (SIGSTOP) while another is measured, so that it has the machine to itself. Every engine
-gets the same requests in a round, and other ones in the next. Two sweeps: requests in flight, with
-prompts of 64 and answers of 32 tokens on average; and Poisson arrivals with lengths distributed as
-Alpaca's. Records are appended to OUT/records.jsonl, so that a later run can add rounds or engines;
-OUT/compare.{md,json,png,html} show all of them. An engine that is missing, fails, or takes more
-than --limit seconds for a load is named with the reason. The share of the processor that other
-programs used is recorded too.
+gets the same requests in a round, and other ones in the next; in every other round the engines
+come in the opposite order. Before an engine's first round each load runs once with short answers.
+Two sweeps: requests in flight, with prompts of 64 and answers of 32 tokens on average; and Poisson
+arrivals with lengths distributed as Alpaca's. Records are appended to OUT/records.jsonl, so that a
+later run can add rounds or engines; OUT/compare.{md,json,png,html} show all of them. An engine that
+is missing, fails, or takes more than --limit seconds for a load is named with the reason. The share
+of the processor that other programs used is recorded too.
 
 Limit: the load's client shares the cores with the engine. The last line is one flat JSON object.
 """
@@ -23,11 +24,11 @@ import datetime
 import signal
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.common import demo_weights
-from bench.common.figures import print_figures
+from bench.common.figures import commit, print_figures
 from bench.common.server_process import ServerFailed, ServerProcess
 from bench.peers.compare import page, records
 from bench.peers.compare.engines import Engine, all_engines
@@ -52,8 +53,6 @@ class Point:
         if self.sweep == "rate":
             count = max(4, round(self.value * SECONDS_OF_ARRIVALS))
             return DatasetConfig("alpaca-like", num_prompts=count, seed=seed)
-        if self.sweep == "warm-up":
-            return DatasetConfig("random", num_prompts=4, input_tokens=16, output_tokens=4)
         count = max(3, round(self.value * 1.5)) if self.value < 32 else int(self.value)
         return DatasetConfig(
             "random",
@@ -64,13 +63,21 @@ class Point:
             seed=seed,
         )
 
+    def warm_up(self) -> DatasetConfig:
+        """As many requests at once as the load has, with prompts of its lengths, other texts and
+        short answers."""
+        if self.sweep == "rate":
+            return DatasetConfig("alpaca-like", num_prompts=4, seed=WARM_UP_SEED)
+        dataset = replace(self.dataset(WARM_UP_SEED), num_prompts=int(self.value))
+        return replace(dataset, output_tokens=4)
+
     def load(self, url: str) -> LoadConfig:
         if self.sweep == "rate":
             return LoadConfig(url, request_rate=self.value)
         return LoadConfig(url, max_concurrency=int(self.value))
 
 
-WARM_UP = Point("warm-up", 4)
+WARM_UP_SEED = 1_000_000  # no round has so high a number
 
 
 class Runner:
@@ -80,10 +87,10 @@ class Runner:
         self._out, self._folder, self._limit_s = out, folder, limit_s
         self._file = out / "records.jsonl"
         self._servers: dict[str, ServerProcess] = {}
+        self._warm: set[tuple[str, Point]] = set()
 
     def start(self, engine: Engine) -> str | None:
-        """Starts the engine, sends it a few requests and pauses it; returns why that failed, or
-        None."""
+        """Starts the engine and pauses it; returns why that failed, or None."""
         if engine.missing:
             return engine.missing
         log = self._out / f"{engine.name.replace(' ', '-')}.log"
@@ -93,33 +100,33 @@ class Runner:
             )
         except ServerFailed as failure:
             return str(failure)
-        try:
-            self._drive(server, WARM_UP, seed=0)
-        except TimeoutError:
-            server.stop()
-            return f"four short requests took over {self._limit_s:.0f} s"
         self._servers[engine.name] = server
         server.pause()
         print(f"{engine.name}: ready after {server.ready_s:.1f} s", flush=True)
         return None
 
     def measure(self, engine: Engine, points: list[Point], seed: int) -> None:
-        """Drives one engine through all loads, up to the first that takes too long."""
+        """Drives one engine through all loads, up to the first that takes too long. Before its
+        first round, each load runs once with short answers, so that what an engine does at a
+        shape's first use isn't measured."""
         server = self._servers.get(engine.name)
         if server is None:
             return
         server.resume()
         for point in points:
-            others = Others(server.family)
             try:
-                load = self._drive(server, point, seed)
+                if (engine.name, point) not in self._warm:
+                    self._drive(server, point, WARM_UP_SEED, point.warm_up())
+                    self._warm.add((engine.name, point))
+                others = Others(server.family)
+                load = self._drive(server, point, seed, point.dataset(seed))
             except TimeoutError:
                 self.note(engine, point, seed, self._too_slow(point))
                 server.stop()
                 del self._servers[engine.name]
                 return
             found = figures(load) | {"others_share": round(others.share(), 3)}
-            record = Record(engine.name, point.sweep, point.value, seed, found)
+            record = Record(engine.name, point.sweep, point.value, seed, found, commit=commit())
             records.append(self._file, record)
             print(f"{engine.name:32} {point.sweep} {point.value:g}: {record.figures}", flush=True)
         server.pause()
@@ -142,8 +149,10 @@ class Runner:
             "it and the loads after it were skipped"
         )
 
-    def _drive(self, server: ServerProcess, point: Point, seed: int) -> Load:
-        work = make_dataset(point.dataset(seed))
+    def _drive(
+        self, server: ServerProcess, point: Point, seed: int, dataset: DatasetConfig
+    ) -> Load:
+        work = make_dataset(dataset)
 
         async def limited() -> Load:
             async with asyncio.timeout(self._limit_s):
@@ -163,7 +172,7 @@ def figures(load: Load) -> dict[str, float]:
             "output_tok_s": found["output_tokens_per_s"],
             "ttft_ms": found["median_ttft_ms"],
             "normalised_ms": round(per_token * 1000, 3),
-            "p90_ms": found["p90_e2el_ms"],
+            "latency_ms": found["median_e2el_ms"],
         }
     return kept  # type: ignore[return-value]
 
@@ -171,6 +180,7 @@ def figures(load: Load) -> dict[str, float]:
 def facts_of(results: Results) -> dict[str, str]:
     """The machine, and each engine's version, to print with the figures."""
     facts = {"Machine": page.machine(), "Date": datetime.date.today().isoformat()}
+    facts["Commit"] = ", ".join(results.commits())
     facts[page.OTHERS] = f"{results.worst('others_share'):.0%} at most"
     for engine in all_engines():
         if engine.name in results.engines() and not engine.missing:
@@ -212,7 +222,8 @@ def main() -> None:
             if reason is not None:
                 runner.note(engine, points[0], 0, reason)
         for number in range(args.rounds):
-            for engine in engines:
+            # Who goes first alternates, because the machine's speed drifts.
+            for engine in engines if number % 2 == 0 else reversed(engines):
                 runner.measure(engine, points, seed=first + number)
     finally:
         runner.stop()

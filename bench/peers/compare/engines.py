@@ -12,12 +12,17 @@ from pathlib import Path
 import checkpoints
 from bench.common.demo_weights import DEMO
 
-MAX_SEQS, MAX_LEN = 32, 2048
+MAX_SEQS, MAX_LEN, VLLM_BLOCK = 32, 2048, 32
 SERVER = Path(__file__).resolve().parents[1] / "transformers_server.py"
 CORES = os.cpu_count() or 1
+BOUND = f"0-{CORES - 1}"
+VLLM_NOTE = (
+    f"CPU build; eager (--enforce-eager, no torch.compile); blocks of {VLLM_BLOCK} tokens; "
+    f"threads bound to cores {BOUND}"
+)
 VLLM_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}",
+    "VLLM_CPU_OMP_THREADS_BIND": BOUND,
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -75,7 +80,7 @@ def _ours(folder: Path, port: int) -> list[str]:
 def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
     def command(folder: Path, port: int) -> list[str]:
         sizes = ["--max-num-seqs", str(MAX_SEQS), "--max-model-len", str(MAX_LEN)]
-        flags = ["--dtype", dtype, "--block-size", "32", "--enforce-eager"]
+        flags = ["--dtype", dtype, "--block-size", str(VLLM_BLOCK), "--enforce-eager"]
         address = ["--host", "127.0.0.1", "--port", str(port)]
         # `vllm serve` asks for metadata that the CPU build has under another name.
         entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
@@ -113,7 +118,7 @@ def all_engines() -> list[Engine]:
             _vllm(dtype),
             _print_version("vllm-cpu", "torch"),
             VLLM_CPU,
-            "CPU build, eager",
+            VLLM_NOTE,
         )
 
     def of_transformers(kind: str, dtype: str) -> Engine:

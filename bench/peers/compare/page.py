@@ -25,7 +25,7 @@ PANELS = (
     ("concurrency", "output_tok_s", "Throughput", "output tokens a second", False),
     ("concurrency", "ttft_ms", "Time to first token, median", "ms", True),
     ("rate", "normalised_ms", "Normalised latency, mean", "ms an output token", True),
-    ("rate", "p90_ms", "Latency, 90th percentile", "ms", True),
+    ("rate", "latency_ms", "Latency, median", "ms", True),
 )
 AXES = {"concurrency": "requests in flight", "rate": "new requests a second (Poisson)"}
 COLOURS = {
@@ -82,11 +82,26 @@ def tables(results: Results) -> list[Table]:
     return made
 
 
+def leads(results: Results) -> list[str]:
+    """Whom our engine is ahead of, at each load, by more than the spread over the rounds."""
+    ours = next((name for name in results.engines() if name.startswith("jaxserve")), "")
+    found = []
+    for sweep, figure, title, *_ in PANELS:
+        for value in results.values(sweep):
+            behind = results.ahead(ours, sweep, value, figure, higher=figure == "output_tok_s")
+            if behind:
+                load = f"{title}, {value:g} {AXES[sweep]}"
+                found.append(f"{load}: {ours} ahead of {', '.join(behind)}")
+    return found
+
+
 def markdown(results: Results, facts: Mapping[str, str]) -> str:
     lines = [f"{name}: {text}  " for name, text in facts.items()]
     for caption, head, rows in tables(results):
         lines += ["", f"**{caption}**", "", _row(head), _row(["---"] * len(head))]
         lines += [_row(row) for row in rows]
+    lines += ["", "Where an engine's worst round is better than another's best:", ""]
+    lines += [f"- {line}" for line in leads(results)] or ["- nowhere"]
     missing = _missing(results)
     if missing:
         lines += ["", "Missing figures:", "", *(f"- {line}" for line in missing)]

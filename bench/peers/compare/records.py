@@ -18,6 +18,7 @@ class Record:
         value: requests in flight, or new requests a second.
         seed: of the trace; all engines have the same in a round.
         reason: why there are no figures; None if there are.
+        commit: of this clone when it was measured.
     """
 
     engine: str
@@ -26,6 +27,7 @@ class Record:
     seed: int
     figures: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
+    commit: str = "unknown"
 
 
 def append(file: Path, record: Record) -> None:
@@ -65,6 +67,27 @@ class Results:
 
     def engines(self) -> list[str]:
         return list(dict.fromkeys(record.engine for record in self._records))
+
+    def commits(self) -> list[str]:
+        """Of the records that have figures."""
+        return sorted({record.commit for record in self._records if record.figures})
+
+    def ahead(self, engine: str, sweep: str, value: float, figure: str, higher: bool) -> list[str]:
+        """The engines that another is ahead of in every round: its worst round is better than
+        their best.
+
+        Args:
+            higher: whether a higher figure is better.
+        """
+        ours = self.spread(engine, sweep, value, figure)
+        found = []
+        for other in self.engines():
+            theirs = self.spread(other, sweep, value, figure)
+            if other == engine or ours is None or theirs is None:
+                continue
+            if ours.low > theirs.high if higher else ours.high < theirs.low:
+                found.append(other)
+        return found
 
     def values(self, sweep: str) -> list[float]:
         return sorted({record.value for record in self._records if record.sweep == sweep})

@@ -41,8 +41,8 @@ def test_throughput(engine: EngineConfig) -> None:
 def test_latency(engine: EngineConfig) -> None:
     config = LatencyConfig(batch_size=2, input_tokens=4, output_tokens=3, iters=3)
     figures = latency(engine, config, progress=False)
-    least, median, worst = (figures[f"{s}_e2el_ms"] for s in ("min", "median", "p99"))
-    assert 0 < least <= median <= worst  # type: ignore[operator]
+    least, median, mean = (figures[f"{s}_e2el_ms"] for s in ("min", "median", "mean"))
+    assert 0 < least <= min(median, mean)  # type: ignore[operator]
 
 
 def test_a_start_is_timed_and_leaves_nothing(engine: EngineConfig) -> None:

@@ -38,11 +38,26 @@ def test_latencies() -> None:
     assert (figures["mean_ttft_ms"], figures["median_ttft_ms"]) == (200, 200)
     # (0.7 - 0.1) / 2 and (0.7 - 0.3) / 4; the single token has none.
     assert (figures["mean_tpot_ms"], figures["median_tpot_ms"]) == (200, 200)
-    assert figures["p90_tpot_ms"] == 280
     assert figures["mean_itl_ms"] == pytest.approx(1000 / 6, abs=1e-3)
     assert figures["median_itl_ms"] == 100
-    assert figures["p99_itl_ms"] == 390  # place 4.95 of 0.1 0.1 0.1 0.1 0.2 0.4
     assert figures["mean_e2el_ms"] == pytest.approx(1600 / 3, abs=1e-3)
+
+
+def test_percentiles_are_those_of_thirty_requests_and_more() -> None:
+    figures = summarise(OUTCOMES * 10, 4.0, {})
+    # Of 20, ten each of 0.1 and 0.3: places 17.1 and 18.81.
+    assert (figures["p90_tpot_ms"], figures["p99_tpot_ms"]) == (300, 300)
+    # Of 60, 40 of 0.1, ten of 0.2, ten of 0.4: places 53.1 and 58.41.
+    assert (figures["p90_itl_ms"], figures["p99_itl_ms"]) == (400, 400)
+    assert (figures["p90_ttft_ms"], figures["p99_ttft_ms"]) == (300, 300)
+    for count in (1, 9):
+        few = summarise(OUTCOMES * count, 4.0, {})
+        assert few["median_ttft_ms"] == 200
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            assert few[f"p90_{name}_ms"] is few[f"p99_{name}_ms"] is None
+    thirty = spread("ttft", [0.001 * n for n in range(30)], 30)
+    assert (thirty["p90_ttft_ms"], thirty["p99_ttft_ms"]) == (26.1, 28.71)
+    assert spread("ttft", [0.001 * n for n in range(29)], 29)["p90_ttft_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -76,6 +91,6 @@ def test_without_an_answer_figures_are_null_and_the_line_is_json() -> None:
 
 
 def test_render_has_every_figure() -> None:
-    text = render({"completed": 3, **spread("ttft", [0.001, 0.003])})
+    text = render({"completed": 3, **spread("ttft", [0.001, 0.003] * 15, 30)})
     assert text.splitlines()[0].split() == ["completed", "3"]
-    assert text.splitlines()[-1].split()[-4:] == ["2", "2", "2.8", "2.98"]
+    assert text.splitlines()[-1].split()[-4:] == ["2", "2", "3", "3"]

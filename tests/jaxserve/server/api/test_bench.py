@@ -41,7 +41,8 @@ def test_a_rate_of_requests_with_a_shared_prefix(tiny_server: Any) -> None:
     # Whole blocks of 16 of about 220, and not the second prompt while the first is computed.
     assert 0.4 < line["cached_prompt_share"] < 0.7
     assert line["good"] == 12
-    assert 0 < line["mean_ttft_ms"] <= line["p99_ttft_ms"] <= line["p99_e2el_ms"]
+    assert 0 < line["mean_ttft_ms"] <= line["mean_e2el_ms"]
+    assert line["p99_ttft_ms"] is None  # of 12 requests
 
 
 @pytest.mark.slow

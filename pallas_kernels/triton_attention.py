@@ -7,7 +7,7 @@ query token, whose context is split over programs by its actual length and merge
 Dao et al. 2023). The prefill list has the other sequences. Scores, softmax (Milakov and Gimelshein
 2018, in base 2) and accumulators are float32.
 
-JAX has announced the end of the Triton backend; only this file and `triton_cache` depend on it.
+JAX has announced the end of the Triton backend; only the files `triton_*` depend on it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tuning
 from pallas_kernels.triton_cache import check_pool_size
+from pallas_kernels.triton_widen import widen_floats
 from pallas_kernels.tuning import Blocks
 
 _Ref = Any  # Pallas has no public type for references
@@ -145,50 +146,10 @@ def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Arr
         jnp.asarray(1.0 if scale is None else scale, jnp.float32), (pages.shape[1],)
     )
     if pages.dtype == jnp.float8_e4m3fn:
-        factor *= 256  # see _widen
+        factor *= 256  # see widen_floats
     if pages.dtype.itemsize == 1:
         pages = lax.bitcast_convert_type(pages, jnp.int8)
     return pages, factor
-
-
-# Converts four 8-bit numbers to two pairs of float16. Each byte becomes the upper byte of a
-# float16; for e4m3, all bits except the sign are then shifted right by one.
-_SPREAD = "prmt.b32 {0}, 0, $2, 0x5040; prmt.b32 {1}, 0, $2, 0x7060;"
-_WIDEN_E5M2 = _SPREAD.format("$0", "$1")
-_WIDEN_E4M3 = (
-    "{ .reg .b32 a, b, c, d;"
-    + _SPREAD.format("a", "b")
-    + "and.b32 c, a, 0x7fff7fff; and.b32 d, b, 0x7fff7fff; shr.u32 c, c, 1; shr.u32 d, d, 1;"
-    + "lop3.b32 $0, a, 0x80008000, c, 0xf8; lop3.b32 $1, b, 0x80008000, d, 0xf8; }"
-)
-
-
-def _widen(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype, interpret: bool) -> jax.Array:
-    """Converts stored numbers to the compute type.
-
-    8-bit numbers are loaded as bits, because sm_80 cannot convert from e4m3. Both 8-bit types are
-    float16 with fewer bits. For e5m2 this is exact. The exponent bias of e4m3 is smaller by 8, so
-    its numbers come out 256 times too small, subnormals included, which the caller corrects. Its
-    NaN comes out as 480, so the writer must not store NaN.
-    """
-    e4m3 = stored == jnp.float8_e4m3fn
-    if x.dtype == jnp.int8 and interpret:
-        bits = x.astype(jnp.int32)  # the sign is in all bits from 7 up
-        bits = (bits << 7) & 0xBFFF if e4m3 else bits << 8
-        x = lax.bitcast_convert_type(bits.astype(jnp.int16), jnp.float16)
-    elif x.dtype == jnp.int8:
-        # Four numbers per register; the compiler would convert them one by one. On a flat array,
-        # Triton needs a tenth fewer instructions in the loop and, with 32 keys, 80 instead of 128
-        # registers.
-        (flat,) = plt.elementwise_inline_asm(
-            _WIDEN_E4M3 if e4m3 else _WIDEN_E5M2,
-            args=[x.reshape(-1)],
-            constraints="=r,=r,r",
-            pack=4,
-            result_shape_dtypes=[jax.ShapeDtypeStruct((x.size,), jnp.float16)],
-        )
-        x = flat.reshape(x.shape)
-    return x.astype(dtype)
 
 
 def _prefill_tiles(
@@ -400,7 +361,7 @@ class _Keys:
         def fetch(ref: _Ref) -> jax.Array:
             where = ref.at[indices]
             x = plt.load(where) if mask is None else plt.load(where, mask=mask, other=0)
-            return _widen(x, self.static.stored, self.dtype, self.static.interpret)
+            return widen_floats(x, self.static.stored, self.dtype, self.static.interpret)
 
         return fetch(self.k_ref), fetch(self.v_ref)
 

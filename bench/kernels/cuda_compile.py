@@ -262,8 +262,9 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _run(tool: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Runs a CUDA tool from PATH or from the wheels on sys.path."""
-    candidates = [shutil.which(tool), *(f"{p}/nvidia/cu13/bin/{tool}" for p in sys.path)]
+    """Runs a CUDA tool from the wheels on sys.path, of CUDA 12 or 13, or from PATH."""
+    folders = [f"{p}/nvidia/{of}/bin" for p in sys.path for of in ("cuda_nvcc", "cu13")]
+    candidates = [*(f"{folder}/{tool}" for folder in folders), shutil.which(tool)]
     path = next((c for c in candidates if c and os.path.exists(c)), None)
     if path is None:
         raise FileNotFoundError(f"{tool} is neither on PATH nor in a wheel: run `make kernels`")

@@ -32,8 +32,9 @@ class InputRounding:
         largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
         return jnp.maximum(_quotient(largest, _SPAN[self.dtype]), jnp.finfo(jnp.float32).tiny)
 
-    def round(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """x [T, I], rounded and widened again.
+    def codes(self, x: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """x [T, I] as codes [T, I / group, group] of `dtype`, and their scales [T, I / group, 1]
+        float32, or [1 or T, 1, 1] where the checkpoint brings them.
 
         Args:
             scale: the checkpoint's, of one element or one a token.
@@ -47,10 +48,17 @@ class InputRounding:
         blocks = _quotient(blocks, scales)
         largest = LARGEST[self.dtype]
         if self.dtype == "int8":
-            rounded = jnp.clip(jnp.round(blocks), -largest - 1, largest)
-        else:
-            rounded = jnp.clip(blocks, -largest, largest).astype(self.dtype).astype(jnp.float32)
-        return (rounded * scales).reshape(x.shape).astype(x.dtype)
+            return jnp.clip(jnp.round(blocks), -largest - 1, largest).astype(jnp.int8), scales
+        return jnp.clip(blocks, -largest, largest).astype(self.dtype), scales
+
+    def round(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """x [T, I], rounded and widened again.
+
+        Args:
+            scale: as codes() takes it.
+        """
+        codes, scales = self.codes(x, scale)
+        return (codes.astype(jnp.float32) * scales).reshape(x.shape).astype(x.dtype)
 
 
 def _quotient(x: jax.Array, divisor: jax.Array | float) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxserve.models.weights import gpu_products
 from jaxserve.models.weights.gguf_blocks import GGUFBlocks
 from jaxserve.models.weights.packed import Packed
 from jaxserve.models.weights.weight import Joined, Matrix, Stored, Weight, widened
@@ -27,8 +28,13 @@ def linear(x: jax.Array, weight: Matrix | Packed, dtype: jnp.dtype | None = None
         return jnp.concatenate(products, weight.axis + 1)
     if isinstance(weight, Weight):
         outputs = weight.outputs
+        on_gpu = jax.default_backend() != "cpu"
+        if on_gpu and (product := gpu_products.of_codes(rows, weight)) is not None:
+            return product.astype(dtype or x.dtype).reshape(len(x), *outputs)
         if weight.rounding is not None:
             rows = weight.rounding.round(rows, weight.arrays.get("input_scale"))
+        if on_gpu and (product := gpu_products.of_packed(rows, weight)) is not None:
+            return product.astype(dtype or x.dtype).reshape(len(x), *outputs)
         if _is_read_in_blocks(weight, x.dtype):
             product = _in_blocks(rows, weight).astype(dtype or x.dtype)
             return product.reshape(len(x), *outputs)
@@ -110,6 +116,10 @@ def experts_linear(x: jax.Array, weight: Matrix, sizes: jax.Array, own: jax.Arra
         if weight.rounding is not None:
             scale = weight.arrays.get("input_scale")
             x = weight.rounding.round(x, None if scale is None else scale[own])
+        if jax.default_backend() != "cpu":
+            product = gpu_products.of_packed(x, weight, sizes)
+            if product is not None:
+                return product
         kernel = widened(weight, x.dtype)
         kernel = kernel.reshape(len(kernel), -1, kernel.shape[-1]).swapaxes(1, 2)
     else:

@@ -45,8 +45,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 CLIENTS_VENV ?= .venv-clients
+NODE_CLIENTS := tests/jaxserve/server/clients/node
 
-clients: $(CLIENTS_VENV)/.installed  ## other people's clients against a real server: minutes
+clients: $(CLIENTS_VENV)/.installed $(NODE_CLIENTS)/node_modules  ## other people's clients against a real server: minutes
 	$(CLIENTS_VENV)/bin/python -m pytest tests/jaxserve/server/clients
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
@@ -77,4 +78,4 @@ $(KERNELS_VENV)/.installed: pyproject.toml constraints/cuda$(KERNELS_CUDA).txt
 comma := ,
 
 clean:  ## remove environments and caches
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-* $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

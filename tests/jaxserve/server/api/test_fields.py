@@ -3,13 +3,17 @@ output grammars force; streamed and not, each pair equal."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from tokenizers import decoders, pre_tokenizers
+
+from bench.common.server_client import scrape
 
 pytestmark = pytest.mark.slow
 
@@ -316,16 +320,82 @@ def test_cached_tokens_and_salts(client: openai.OpenAI) -> None:
     assert cached("mine") == 96
 
 
-def test_priority_and_labels_are_accepted(client: openai.OpenAI) -> None:
-    chat(
+def test_priority_and_labels_change_no_token(client: openai.OpenAI) -> None:
+    plain = chat(client, max_tokens=20)
+    assert plain["content"]
+    labelled = chat(
         client,
         user="u",
         metadata={"a": "b"},
-        max_tokens=2,
+        max_tokens=20,
         store=False,
         service_tier="auto",
-        extra_body={"priority": -3, "ignore_eos": True, "min_tokens": 1},
+        extra_body={"priority": -3, "prompt_cache_key": "k", "safety_identifier": "s"},
     )
+    assert labelled == plain
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, -3), (0, -1), (2**31 - 1, 2**31 - 2)])
+async def test_requests_wait_by_priority(start_tiny: Any, first: int, second: int) -> None:
+    """While a request takes the only place two others come; the later one has the lower number."""
+    server = start_tiny("--max-num-seqs", "1", "--kv-cache-memory", "4MiB")
+    ended: list[int] = []
+    limit = aiohttp.ClientTimeout(total=120)  # only against hanging
+    async with aiohttp.ClientSession(server.url, timeout=limit) as http:
+
+        async def complete(priority: int) -> None:
+            asked = {"prompt": f"p{priority}", "max_tokens": 4, "priority": priority}
+            async with http.post("/v1/completions", json=asked | {"ignore_eos": True}) as answer:
+                assert answer.status == 200, await answer.text()
+            ended.append(priority)
+
+        async def until_waiting(count: int) -> None:
+            while (await scrape(http)).total("vllm:num_requests_waiting") < count:
+                await asyncio.sleep(0.02)
+
+        long = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        async with http.post("/v1/completions", json=long | {"priority": -(2**31) + 1}) as running:
+            await running.content.readany()
+            waiting = [asyncio.create_task(complete(first))]
+            await until_waiting(1)
+            waiting.append(asyncio.create_task(complete(second)))
+            await until_waiting(2)
+            assert not ended
+            running.close()
+        await asyncio.gather(*waiting)
+    assert ended == [second, first]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_reasoning(client: openai.OpenAI, stream: bool) -> None:
+    """Of every token of the output, that of the reasoning and of its tags too."""
+    output = "<think>why é</think>so 東"
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HI,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 100,
+        "extra_body": {"guided_choice": [output]},
+    }
+    entries: list[Any] = []
+    message = {"content": "", "reasoning": ""}
+    if stream:
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            (choice,) = chunk.choices
+            message["content"] += choice.delta.content or ""
+            message["reasoning"] += (choice.delta.model_extra or {}).get("reasoning") or ""
+            entries += (choice.logprobs and choice.logprobs.content) or []
+    else:
+        (choice,) = client.chat.completions.create(**asked).choices
+        message["content"] = choice.message.content or ""
+        message["reasoning"] = (choice.message.model_extra or {})["reasoning"]
+        entries += (choice.logprobs and choice.logprobs.content) or []
+    assert message == {"content": "so 東", "reasoning": "why é"}
+    own = [entry for entry in entries if entry.token != "</s>"]
+    assert b"".join(bytes(entry.bytes or ()) for entry in own).decode() == output
+    assert len(own) == len(output.encode())  # a token a byte
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
 def test_tokens_as_ids_in_logprobs(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from jaxserve.config import ServerConfig
 from jaxserve.engine.frontend.client import EngineClient
 from jaxserve.server.app import create_app
 from jaxserve.server.context import SERVER_CONTEXT
+from jaxserve.server.wire import validation
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -97,6 +99,26 @@ async def test_unknown_model(http: TestClient[Any, Any], path: str, body: Any) -
     assert response.status == 404
     error = await error_of(response)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("sent", ["", "{", '{"model": "m", "prompt": "x'])
+async def test_a_body_that_does_not_arrive_in_time(
+    http: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    monkeypatch.setattr(validation, "BODY_TIMEOUT_S", 0.2)
+
+    async def never_ends() -> AsyncIterator[bytes]:
+        yield sent.encode()
+        await asyncio.sleep(3600)
+
+    response = await http.post(
+        TEXT, data=never_ends(), headers={"Content-Type": "application/json"}
+    )
+    assert response.status == 408
+    assert response.headers["Connection"] == "close"
+    error = await error_of(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "timeout")
+    response.close()
 
 
 async def test_unknown_model_by_path(http: TestClient[Any, Any]) -> None:

@@ -270,6 +270,7 @@ class StepRecord(Message, frozen=True):
         padded: tokens that the device computed for it, padding included.
         device_s: as EngineStats.step_s; shared evenly by the steps of one dispatch.
         host_s: seconds for planning, dispatching, and taking the results in; shared as device_s.
+        copies: (from, to) blocks that were copied before it (copy-on-write).
     """
 
     step: int
@@ -278,6 +279,7 @@ class StepRecord(Message, frozen=True):
     padded: int
     device_s: float
     host_s: float
+    copies: list[tuple[int, int]] = []
 
 
 class Snapshot(Message, frozen=True):

@@ -50,6 +50,7 @@ class Watch:
                     padded,
                     device_s * share,
                     host_s * share,
+                    list(plan.copies),
                 )
             )
         del self._steps[:-MOST_STEPS]

@@ -252,7 +252,8 @@ class EngineClient:
         ended, and so does the first failure.
 
         Args:
-            request_id: for logs; the engine's own id is never a caller's.
+            request_id: for logs, where several prompts add their numbers to it; the engine's own
+                id is never a caller's.
             priority: lower runs first; only under the scheduling policy `priority`.
             cache_salt: only requests with the same salt share cached text.
             pool: give the prompts' embeddings; params.max_tokens must be 1.
@@ -281,7 +282,8 @@ class EngineClient:
         try:
             for i, ids in enumerate(several):
                 own = self._validator.limited(params, ids, default_max_tokens)
-                own_id = self._ids.new(request_id or "request")
+                name = request_id or "request"
+                own_id = self._ids.new(name if len(several) == 1 else f"{name}.{i}")
                 streams[own_id] = self._streams[own_id] = RequestStream(
                     OutputProcessor(self.tokenizer, params, ids, i * params.n, echoes_prompt),
                     RequestTimes(len(ids), own, request_id),

@@ -48,6 +48,8 @@ class EngineEvent(msgspec.Struct, omit_defaults=True):
         steps: number, decoded tokens, padded tokens, milliseconds on the device and
             on the host, and a list of key and tokens of the prompts computed (key -1: all others).
         skipped_steps: steps before these that are left out.
+        copies: from and to of blocks that were copied before a write (copy-on-write), of these
+            steps the last 16.
         stats: figures of the scheduler, and compilations since the server was ready.
     """
 
@@ -66,6 +68,7 @@ class EngineEvent(msgspec.Struct, omit_defaults=True):
     waiting: list[tuple[str, int, int, int]] | None = None
     steps: list[tuple[int, int, int, float, float, list[int]]] = []
     skipped_steps: int = 0
+    copies: list[tuple[int, int]] = []
     stats: dict[str, int] = {}
 
 

@@ -30,7 +30,11 @@ _HEADERS = {
 
 def routes() -> list[web.RouteDef]:
     """Routes of the page and of its files, which are read now, once."""
-    files = {file.name: file.read_bytes() for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+    files = {
+        file.relative_to(_FOLDER).as_posix(): file.read_bytes()
+        for file in _FOLDER.rglob("*")
+        if file.suffix in _TYPES
+    }
 
     def response(name: str) -> web.Response:
         return web.Response(
@@ -48,4 +52,4 @@ def routes() -> list[web.RouteDef]:
             raise web.HTTPNotFound
         return response(name)
 
-    return [web.get("/", index), web.get("/page/{name}", file)]
+    return [web.get("/", index), web.get("/page/{name:.+}", file)]

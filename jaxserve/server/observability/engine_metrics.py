@@ -61,6 +61,16 @@ class EngineMetrics(Collector):
                 scheduler.recomputed_tokens,
             ),
             (
+                f"{JAXSERVE_PREFIX}prefix_cache_evictions",
+                "Cached blocks whose content was forgotten to make room.",
+                scheduler.evictions,
+            ),
+            (
+                f"{JAXSERVE_PREFIX}block_copies",
+                "Shared blocks copied before a write (copy-on-write).",
+                scheduler.copies,
+            ),
+            (
                 f"{JAXSERVE_PREFIX}compiles_after_ready",
                 "Compilations after start-up, which should be 0.",
                 stats.compiles,

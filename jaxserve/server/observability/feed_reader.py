@@ -26,6 +26,7 @@ MOST_STATES = 600
 MOST_ENTRIES = 600
 MOST_PROGRESS = 64  # sequences whose tokens are told
 MOST_STEPS = 25
+MOST_COPIES = 16
 MOST_PROMPTS = 8  # of a step that are told one by one
 MOST_NAMES = 24  # of sequences that start or wait
 NAME_LENGTH = 64
@@ -117,6 +118,8 @@ class FeedReader:
         if self._steps:
             event["skipped_steps"] = max(0, len(self._steps) - MOST_STEPS)
             event["steps"] = [_step(record) for record in list(self._steps)[-MOST_STEPS:]]
+            if copies := [pair for record in self._steps for pair in record.copies]:
+                event["copies"] = copies[-MOST_COPIES:]
             self._steps.clear()
         return event
 

@@ -1,8 +1,16 @@
 // Canvases that keep their size in step with the page, and the page's colours for them.
 
-export function colours() {
+// The page's colours of these names, as they are now.
+export function colours(...names) {
   const style = getComputedStyle(document.documentElement);
-  return new Proxy({}, { get: (_, name) => style.getPropertyValue(`--${String(name)}`).trim() });
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+// Whether people have asked their system for less motion.
+export function prefersStill() {
+  return still.matches;
 }
 
 // Sets a canvas's pixels for its width on the page and a height in CSS pixels; its context.

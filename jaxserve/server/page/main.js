@@ -1,39 +1,49 @@
 // Connects the parts of the page with the server.
 
 import { eventsOf, request, useKey, whenKeyNeeded } from "./api.js";
-import { ChatView } from "./chat.js";
-import { FiguresView } from "./figures.js";
-import { PoolView } from "./pool.js";
-import { RequestsView } from "./requests.js";
-import { EngineState } from "./state.js";
-import { StepsView } from "./steps.js";
-import { addShows } from "./shows.js";
+import { HappenedView } from "./see/happened.js";
+import { PoolView } from "./see/pool.js";
+import { addShows } from "./see/shows.js";
+import { EngineState } from "./see/state.js";
+import { StepsView } from "./see/steps.js";
+import { TablesView } from "./see/tables.js";
+import { ChatView } from "./try/chat.js";
+import { FiguresView } from "./watch/figures.js";
 
 const connection = document.getElementById("connection");
 const keyForm = document.getElementById("key-form");
 const state = new EngineState();
 const pool = new PoolView(state);
 const steps = new StepsView(state);
-const requests = new RequestsView(state, pool);
-const chat = new ChatView((name) => requests.own.add(name));
+const tables = new TablesView(state, pool);
+const happened = new HappenedView(state);
+const chat = new ChatView((name) => tables.own.add(name));
 let wake = () => {};
 
 // For tests and for the curious, in the browser's console.
-window.jaxserve = { state };
+window.jaxserve = { state, pool };
 
-function say(text) {
+function say(text, state = "off") {
   if (connection.textContent !== text) connection.textContent = text;
+  connection.className = state;
+}
+
+function begin() {
+  pool.redraw();
+  for (const element of document.querySelectorAll(".block-size")) element.textContent = state.about.block_size;
+  document.getElementById("window-legend").hidden = !state.about.windows?.some((window) => window !== null);
 }
 
 async function readEvents(signal) {
   const response = await request("v1/engine/events", { signal });
   for await (const event of eventsOf(response)) {
     state.take(event);
-    if (event.first) pool.redraw();
-    say("Connected");
+    if (event.first) begin();
+    say("Connected", "on");
     pool.draw();
     steps.draw();
-    requests.draw();
+    tables.draw();
+    happened.draw();
   }
 }
 
@@ -73,6 +83,6 @@ keyForm.addEventListener("submit", (event) => {
 });
 
 chat.start();
-addShows(chat, (name) => requests.own.add(name));
+addShows(chat, (name) => tables.own.add(name));
 new FiguresView(state);
 watch();

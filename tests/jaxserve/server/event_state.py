@@ -16,6 +16,7 @@ class EventState:
         self.steps: list[list[Any]] = []
         self.stats: dict[str, int] = {}
         self.preempted: list[str] = []
+        self.copies: list[list[int]] = []
 
     def take(self, event: dict[str, Any]) -> None:
         if event.get("first"):
@@ -50,6 +51,7 @@ class EventState:
             self.tokens[key] = (computed, known)
         self.waiting = event.get("waiting", self.waiting)
         self.steps += event.get("steps", ())
+        self.copies += event.get("copies", ())
         self.stats = event.get("stats", self.stats)
 
     @property

@@ -164,6 +164,18 @@ def test_steps_that_have_no_room_are_counted() -> None:
     assert news["steps"][0][5] == [n for k in range(8) for n in (k, 2)] + [-1, 8]
 
 
+def test_the_last_copies_are_told() -> None:
+    watched = Watched()
+    watched.add_reader()
+    copies = [[(10 * n + k, 10 * n + k + 1) for k in range(0, 10, 2)] for n in range(5)]
+    steps = [StepRecord(n, 1, [], 16, 0.01, 0.001, copies[n]) for n in range(5)]
+    watched.look(tuple(steps))
+    news = watched.readers[0][0].event()
+    assert news["copies"] == [pair for some in copies for pair in some][-16:]
+    watched.look((StepRecord(5, 1, [], 16, 0.01, 0.001),))
+    assert "copies" not in watched.readers[0][0].event()
+
+
 def test_names_are_cut() -> None:
     watched = Watched()
     watched.add_reader()

@@ -114,6 +114,11 @@ async def test_choices_share_blocks_and_copy_the_one_they_write_to(
         await task
         await reader.until(lambda state: not state.sequences)
         assert state.stats["copies"] - copied == 3
+        # All had the sixth block; one of them still has it.
+        sixth = {table[5] for table in tables}
+        ((original,),) = [{source for source, _ in state.copies}]
+        assert {to for _, to in state.copies} == sixth - {original}
+        assert len(state.copies) == 3
         assert set(state.blocks.values()) == {0, -1}
         assert state.stats["running"] == 0
         assert all(step[3] > 0 and step[4] >= 0 for step in state.steps)

@@ -81,6 +81,9 @@ async def test_metrics_of_requests(server: Any, http: aiohttp.ClientSession) -> 
     assert grew("vllm:iteration_tokens_total_sum") == computed + 12
     assert after.one("http_requests_total", handler="/v1/completions", status="2xx") >= 2
     assert after.one("jaxserve:compiles_after_ready_total") == 0
+    # The second request's choices share its last, partly filled block, until one of them writes.
+    assert prompt_tokens % 16
+    assert grew("jaxserve:block_copies_total") == 1
     assert after.one("vllm:kv_cache_usage_perc") == 0
     assert after.one("vllm:cache_config_info", block_size="16") == 1
     # The parts of a request's time add up to at most the whole.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 CHROMIUM = (
     os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -32,6 +33,21 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+def adding(**fields: Any) -> Callable[[Route], None]:
+    """Lets a request through to the server with more fields than the page sends."""
+
+    def send(route: Route) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | fields))
+
+    return send
+
+
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """However slow the machine."""
+    expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture

@@ -1,20 +1,24 @@
-"""What people see and do on the page, in Chromium, with real servers and models."""
+"""What people see of the engine on the page, in Chromium, with real servers and models."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import shutil
 import socket
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
+
+from tests.jaxserve.server.conftest import ServerProcess
+from tests.jaxserve.server.page.conftest import adding
 
 pytestmark = pytest.mark.slow
 
@@ -65,13 +69,6 @@ class CuttableProxy:
 
 
 OpenPage = Callable[..., Page]
-SERIOUS = ("serious", "critical")
-
-
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """However slow the machine."""
-    expect.set_options(timeout=120_000)
 
 
 def complete(url: str, name: str, **body: Any) -> None:
@@ -82,102 +79,59 @@ def complete(url: str, name: str, **body: Any) -> None:
         response.read()
 
 
-def test_a_question_is_answered_in_a_stream(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    page.get_by_text("Settings").click()
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Your message").fill("What is the capital of France?")
-    page.get_by_label("Your message").press("Enter")
-    answer = page.locator(".message.assistant")
-    expect(answer.locator(".text")).to_contain_text("Paris")
-    expect(answer.locator(".figures")).to_contain_text("ended by stop")
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    # The conversation goes on: its beginning is in the prefix cache.
-    page.get_by_label("Your message").fill("And of Italy?")
-    page.get_by_role("button", name="Send").click()
-    last = page.locator(".message.assistant").last
-    expect(last.locator(".figures")).to_contain_text(re.compile(r"\([1-9]\d* cached\)"))
-    assert page.locator(".message").count() == 4
-
-
-def test_an_answer_can_be_stopped(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    page.get_by_text("Settings").click()
-    page.get_by_label("Max tokens").fill("900")
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Your message").fill("Count from 1 to 1000, one number a line.")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".message.assistant .text")).to_contain_text("1")
-    expect(page.locator("#running tr.own")).to_have_count(1)
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".message.assistant .figures")).to_have_text("stopped")
-    expect(page.locator("#running tr")).to_have_count(0)  # its blocks are free again
-    page.get_by_role("button", name="New conversation").click()
-    expect(page.locator(".message")).to_have_count(0)
-
-
-def test_settings_are_sent_and_shown_as_code(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    page.get_by_text("Settings").click()
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Seed").fill("7")
-    page.get_by_label("JSON schema").fill('{"enum": ["it\'s so"]}')
-    page.get_by_label("Probabilities").check()
-    page.get_by_text("This request as code").click()
-    page.get_by_label("Your message").fill("Is it?")
-    code = page.locator("#code-text")
-    expect(code).to_contain_text("curl")
-    for language, words in (
-        ("Python", ["from openai import OpenAI", "temperature=0", "json_schema"]),
-        ("JavaScript", ["await fetch(", '"seed": 7']),
-        ("curl", ["/v1/chat/completions", '"content": "Is it?"', "it'\\''s so"]),
-    ):
-        page.get_by_role("button", name=language).click()
-        for word in words:
-            expect(code).to_contain_text(word)
-    page.get_by_role("button", name="Send").click()
-    answer = page.locator(".message.assistant .text")
-    expect(answer).to_have_text('"it\'s so"')
-    assert "%" in (answer.locator(".token").first.get_attribute("title") or "")
-    page.get_by_label("JSON schema").fill("{")
-    page.get_by_label("Your message").fill("again")
-    page.get_by_label("Your message").press("Enter")
-    expect(page.locator(".message.error")).to_contain_text("The JSON schema")
-
-
-def test_python_code_runs(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    page.get_by_text("Settings").click()
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_text("This request as code").click()
-    page.get_by_role("button", name="Python").click()
-    page.get_by_label("Your message").fill("What is the capital of France?")
-    expect(page.locator("#code-text")).to_contain_text("capital")
-    said: list[str] = []
-    code = page.locator("#code-text").inner_text()
-    exec(code, {"print": lambda text, **_: said.append(text)})
-    assert "Paris" in "".join(said)
-
-
 def test_four_answers_share_blocks_and_copy_one(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    page.route("**/v1/completions", adding(max_tokens=800))
     page.get_by_role("button", name="Four answers to one question").click()
     page.wait_for_function("() => jaxserve.state.blocks.includes(4)")
     expect(page.locator("#running tr")).to_have_count(4)
-    expect(page.locator("#happened")).to_contain_text("3 shared blocks copied before a write")
+    expect(page.locator("#happened .copied")).to_contain_text("3 shared blocks copied before")
+    expect(page.locator("#sharing")).to_contain_text("shared, which saves")
     # The first blocks are the same in all tables, and each has its own last.
     tables = page.evaluate("[...jaxserve.state.sequences.values()].map((s) => s.tables.get(0))")
     assert len({table[0] for table in tables}) == 1
     assert len({table[-1] for table in tables}) == 4
-    # Who points at a row, or comes to it by keyboard, sees its blocks.
-    page.locator("#running tr").first.focus()
-    page.wait_for_function("() => document.activeElement.tagName === 'TR'")
-    pool = page.get_by_role("img", name="Block pool")
+    # Who points at a row sees its blocks, and of which others they are.
+    page.locator("#running tr").nth(1).hover()
+    about = page.locator("#block-about")
+    expect(about).to_contain_text(re.compile(r"^four-answers-1 #1 has .* [1-9]\d* of them shared"))
+    lit = page.evaluate("[...jaxserve.pool.lit]")
+    assert sorted(lit) == sorted(block for block in tables[1] if block)
+    pool = page.get_by_role("application", name="Block pool")
     pool.focus()
     pool.press("ArrowRight")
-    expect(page.locator("#block-about")).to_contain_text(re.compile("^Block 1 is "))
+    expect(about).to_contain_text(re.compile("^Block 1 "))
+    for shared in tables[0][:1]:
+        page.evaluate("block => jaxserve.pool.show(block)", shared)
+    expect(about).to_contain_text(re.compile(r"is shared by four-answers-1 \(entry 1 of"))
     expect(page.locator("#pool-summary")).to_contain_text("4 running sequences")
-    expect(page.locator("#step-about")).to_contain_text("4 tokens decoded")
+    steps = page.get_by_role("application", name="Tokens of the last steps")
+    steps.focus()
+    steps.press("ArrowLeft")
+    expect(page.locator("#step-about")).to_contain_text(re.compile(r"^Step \d+: 4 tokens decoded"))
+
+
+def test_a_copy_and_what_the_cache_had_are_marked(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    # Marks fade, so they are noted as they come.
+    page.evaluate(
+        """() => {
+            window.marked = new Set();
+            const { state } = jaxserve;
+            const mark = state.mark.bind(state);
+            state.mark = (block, kind) => { window.marked.add(kind); mark(block, kind); };
+        }"""
+    )
+    page.wait_for_function("() => performance.now() > jaxserve.state.marksFrom")
+    page.get_by_role("button", name="Six texts with the same beginning").click()
+    page.wait_for_function("() => window.marked.has('found')")
+    found = page.locator("#happened .found").first
+    expect(found).to_contain_text(re.compile(r"same-beginning-1\.\d found the first \d+ tokens"))
+    page.get_by_role("button", name="Stop: Six texts").click()
+    expect(page.locator("#running tr")).to_have_count(0)
+    page.get_by_role("button", name="Four answers to one question").click()
+    page.wait_for_function("() => window.marked.has('copied')")
+    expect(page.locator("#happened .copied")).to_contain_text(re.compile(r": \d+ to \d+"))
 
 
 def test_a_crowd_waits(server: Any, open_page: OpenPage) -> None:
@@ -208,50 +162,53 @@ def test_a_preemption_shows(tiny_server: Any, open_page: OpenPage) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    expect(page.locator("#happened")).to_contain_text(re.compile(r"long-\d was preempted"))
+    happened = page.locator("#happened .preempted").first
+    expect(happened).to_contain_text(re.compile(r"long-\d was preempted"))
 
 
-def test_what_the_model_says_stays_text(tiny_server: Any, open_page: OpenPage) -> None:
-    """The grammar makes the model say it."""
+def test_blocks_that_were_evicted_are_told(tiny_server: Any, open_page: OpenPage) -> None:
     page = open_page(tiny_server.url)
-    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\u2066"
-    page.get_by_text("Settings").click()
-    page.get_by_label("JSON schema").fill(json.dumps({"const": hostile}))
-    for probabilities in (False, True):
-        page.get_by_label("Probabilities").set_checked(probabilities)
-        page.get_by_label("Your message").fill(hostile)
-        page.get_by_role("button", name="Send").click()
-        answer = page.locator(".message.assistant").last
-        expect(answer.locator(".figures")).to_contain_text("ended by")
-        assert "onerror=alert(2)>" in answer.locator(".text").inner_text()
-        assert answer.locator("script, img").count() == 0
-        # A mark that turns the direction of text ends with the answer.
-        assert answer.locator(".text").evaluate("e => getComputedStyle(e).unicodeBidi") == "isolate"
-    # A name, too, which comes from the server's settings.
-    name = "<img src=x onerror=alert(3)>"
-    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": name}]}))
-    page.reload()
-    expect(page.locator("#model")).to_have_text(name)
-    assert page.locator("img").count() == 0
+    for n in range(6):  # each leaves more in the prefix cache, until there is no room
+        complete(tiny_server.url, f"left-{n}", prompt=f"{n}" + "y" * 499, max_tokens=100)
+    happened = page.locator("#happened .evicted").first
+    expect(happened).to_contain_text(re.compile(r"[1-9]\d* cached blocks? evicted to make room"))
+    figure = page.locator(".figure", has_text="Cached blocks evicted").locator("p")
+    expect(figure).to_have_text(re.compile(r"^[1-9]"))
 
 
-def test_a_line_of_ten_million_characters(tiny_server: Any, open_page: OpenPage) -> None:
-    """No model here says so much; the browser gets it in the server's place."""
-    page = open_page(tiny_server.url)
+@pytest.fixture
+def windowed_server(
+    tiny_flags: tuple[str, ...], tiny_llama: Path, tmp_path: Path
+) -> Iterator[ServerProcess]:
+    """The tiny Llama's weights as a Mistral, which has a window of 32 tokens."""
+    folder = tmp_path / "windowed"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    config |= {"sliding_window": 32, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(config))
+    server = ServerProcess.launch(str(folder), *tiny_flags[1:])
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
 
-    def answer(route: Route) -> None:
-        delta = {"content": "<b>" * 3_500_000}
-        chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
-        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-        route.fulfill(content_type="text/event-stream", body=body)
 
-    page.route("**/v1/chat/completions", answer)
-    page.get_by_label("Your message").fill("Say much.")
-    page.get_by_role("button", name="Send").click()
-    text = page.locator(".message.assistant .text")
-    expect(text).to_contain_text("<b><b>")
-    assert text.evaluate("e => e.textContent.length") == 200_000
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+def test_blocks_that_a_window_has_passed(
+    windowed_server: ServerProcess, open_page: OpenPage
+) -> None:
+    page = open_page(windowed_server.url)
+    expect(page.locator("#window-legend")).to_be_visible()
+    body = {"prompt": "a", "max_tokens": 900}
+    asks = threading.Thread(target=complete, args=(windowed_server.url, "long"), kwargs=body)
+    asks.start()
+    row = page.locator("#running tr")
+    expect(row).to_contain_text(re.compile(r"window freed [1-9]"))
+    table = page.evaluate("[...[...jaxserve.state.sequences.values()][0].tables.values()][0]")
+    assert table[0] == 0  # passed, and free for others
+    assert sum(map(bool, table)) <= 6
+    asks.join()
 
 
 def test_a_key_is_asked_for_and_kept_in_memory(
@@ -294,18 +251,3 @@ def test_the_stream_comes_again_after_a_cut(tiny_server: Any, open_page: OpenPag
         complete(tiny_server.url, "after", prompt="a", max_tokens=200)
         page.wait_for_function("() => jaxserve.state.steps.length > 0")
         page.close()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_is_accessible_and_fits(
-    server: Any, open_page: OpenPage, scheme: str, width: int
-) -> None:
-    page = open_page(server.url, viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.get_by_role("button", name="Four answers to one question").click()
-    expect(page.locator("#running tr")).to_have_count(4)
-    page.get_by_text("Settings").click()
-    page.get_by_text("This request as code").click()
-    found = [v for v in Axe().run(page).response["violations"] if v["impact"] in SERIOUS]
-    assert found == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width

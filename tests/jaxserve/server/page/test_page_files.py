@@ -16,7 +16,7 @@ from jaxserve.server.api_keys import ApiKeys
 from jaxserve.server.app import create_app
 
 FOLDER = Path(jaxserve.server.__file__).with_name("page")
-FILES = sorted(file.name for file in FOLDER.iterdir())
+FILES = sorted(f.relative_to(FOLDER).as_posix() for f in FOLDER.rglob("*") if f.is_file())
 
 
 def client_of(**config: Any) -> TestClient[Any, Any]:

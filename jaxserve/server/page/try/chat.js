@@ -1,9 +1,9 @@
 // A conversation with the served model. All that it says is shown as text, never as HTML.
 
-import { eventsOf, hasKey, request } from "./api.js";
+import { eventsOf, hasKey, request } from "../api.js";
 import { codeOf } from "./code.js";
+import { Message } from "./message.js";
 
-const MOST_SHOWN = 200_000; // characters of a message; more is counted, not shown
 const EXAMPLES = ["What is the capital of France?", "Explain what a hash table is.", "Write a short poem about the sea."];
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
@@ -30,7 +30,10 @@ export class ChatView {
     });
     field("stop").addEventListener("click", () => this.running?.abort());
     field("forget").addEventListener("click", () => {
-      this.running?.abort();
+      if (this.running) {
+        this.running.forgotten = true;
+        this.running.abort();
+      }
       this.messages = [];
       field("messages").replaceChildren();
       field("examples").hidden = false;
@@ -81,16 +84,20 @@ export class ChatView {
     const schema = readJson("schema", "The JSON schema");
     if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
     const tools = readJson("tools", "Tools");
-    if (tools) body.tools = tools;
+    if (tools) Object.assign(body, { tools, tool_choice: field("tool_choice").value });
     if (field("show-logprobs").checked) Object.assign(body, { logprobs: true, top_logprobs: 3 });
     return { ...body, stream_options: { include_usage: true } };
   }
 
   showCode() {
     if (!field("code").open) return;
-    const question = field("question").value || this.messages.findLast((message) => message.role === "user")?.content || "Hello";
+    // What is being written, or else the last request again.
+    const typed = field("question").value;
+    const last = this.messages.findLastIndex((message) => message.role !== "assistant");
+    const messages = typed ? [...this.messages, { role: "user", content: typed }] : this.messages.slice(0, last + 1);
+    if (!messages.length) messages.push({ role: "user", content: "Hello" });
     try {
-      field("code-text").textContent = codeOf(this.language, new URL(".", location.href).href, this.body([{ role: "user", content: question }]), hasKey());
+      field("code-text").textContent = codeOf(this.language, new URL(".", location.href).href, this.body(messages), hasKey());
     } catch (error) {
       field("code-text").textContent = error.message;
     }
@@ -98,29 +105,45 @@ export class ChatView {
 
   async send(text) {
     if (!text.trim() || this.running) return;
+    await this.ask([{ role: "user", content: text }], () => {
+      field("question").value = "";
+      field("examples").hidden = true;
+      new Message("user", "You").add(text);
+    });
+  }
+
+  // Sends what tools have returned.
+  async sendResults(calls, results) {
+    if (this.running) return;
+    const messages = calls.map(({ id }, i) => ({ role: "tool", tool_call_id: id, content: results[i] }));
+    await this.ask(messages, () => {
+      calls.forEach((call, i) => new Message("user", `What ${call.function.name} returned`).add(results[i]));
+    });
+  }
+
+  // Args: more: messages to go on with; onSent: called once it is known that they can be sent.
+  async ask(more, onSent) {
     if (!this.model) await this.start();
-    const question = { role: "user", content: text };
     let body;
     try {
-      body = this.body([...this.messages, question]);
+      body = this.body([...this.messages, ...more]);
     } catch (error) {
       new Message("error", "This request can't be sent").add(error.message);
       return;
     }
-    field("question").value = "";
-    field("examples").hidden = true;
-    new Message("user", "You").add(text);
+    onSent();
     const answer = new Message("assistant", this.model);
-    this.running = new AbortController();
+    const running = (this.running = new AbortController());
     field("send").disabled = true;
     field("stop").disabled = false;
     try {
       const said = await this.read(body, answer);
-      this.messages.push(question, said);
+      this.messages.push(...more, said);
+      if (said.tool_calls) answer.askForResults(said.tool_calls, (results) => this.sendResults(said.tool_calls, results));
     } catch (error) {
-      if (this.running?.signal.aborted) {
+      if (running.signal.aborted) {
         answer.figures("stopped");
-        this.messages.push(question, { role: "assistant", content: answer.content });
+        if (!running.forgotten) this.messages.push(...more, { role: "assistant", content: answer.content });
       } else {
         new Message("error", "The request failed").add(error.message);
       }
@@ -188,94 +211,3 @@ function readJson(name, title) {
   }
 }
 
-class Message {
-  constructor(kind, title) {
-    this.content = "";
-    this.shown = 0;
-    this.element = make("div", `message ${kind}`);
-    const heading = make("h4");
-    heading.textContent = title;
-    this.text = make("div", "text");
-    this.text.dir = "auto";
-    this.element.append(heading, this.text);
-    field("messages").append(this.element);
-    this.follow();
-  }
-
-  // Appends to the last text node, so that a long answer isn't laid out node by node.
-  add(text) {
-    const room = MOST_SHOWN - this.shown;
-    if (room <= 0) return;
-    const part = text.slice(0, room);
-    this.shown += part.length;
-    const last = this.text.lastChild;
-    if (last?.nodeType === Node.TEXT_NODE) last.appendData(part);
-    else this.text.append(part);
-    if (text.length >= room) this.figures(`only the first ${MOST_SHOWN.toLocaleString("en")} characters are shown`);
-    this.follow();
-  }
-
-  addReasoning(text) {
-    if (!this.reasoning) {
-      const details = make("details");
-      details.open = true;
-      const summary = make("summary");
-      summary.textContent = "Reasoning";
-      this.reasoning = make("div", "reasoning");
-      this.reasoning.dir = "auto";
-      details.append(summary, this.reasoning);
-      this.element.insertBefore(details, this.text);
-    }
-    if (this.reasoning.textContent.length < MOST_SHOWN) this.reasoning.append(text);
-    this.follow();
-  }
-
-  // Tokens, the likelier the greener; their alternatives are in the tooltip.
-  addTokens(tokens) {
-    for (const { token, logprob, top_logprobs } of tokens) {
-      if (this.shown > MOST_SHOWN) return;
-      this.shown += token.length;
-      const span = make("span", "token");
-      const probability = Math.exp(logprob);
-      span.style.background = `hsl(${Math.round(120 * probability)} 75% 78%)`;
-      span.textContent = token;
-      span.title = [`${percent(probability)}`, ...(top_logprobs || []).map((other) => `${JSON.stringify(other.token)} ${percent(Math.exp(other.logprob))}`)].join("\n");
-      this.text.append(span);
-    }
-    this.follow();
-  }
-
-  // The token that ends an answer has a probability, but is no part of the text.
-  dropEnd() {
-    const last = this.text.lastElementChild;
-    if (last && !this.content.endsWith(last.textContent)) last.remove();
-  }
-
-  showCalls(calls) {
-    this.calls ??= this.element.appendChild(make("pre"));
-    this.calls.textContent = calls.map(({ function: { name, arguments: given } }) => `${name}(${given})`).join("\n").slice(0, MOST_SHOWN);
-    this.follow();
-  }
-
-  figures(text) {
-    this.note ??= this.element.appendChild(make("p", "figures"));
-    this.note.textContent = text;
-    this.follow();
-  }
-
-  // Keeps the end in sight unless the reader has scrolled up.
-  follow() {
-    const box = field("messages");
-    if (box.scrollHeight - box.scrollTop - box.clientHeight < 120) box.scrollTop = box.scrollHeight;
-  }
-}
-
-function percent(probability) {
-  return `${(100 * probability).toFixed(1)} %`;
-}
-
-function make(tag, kind = "") {
-  const element = document.createElement(tag);
-  if (kind) element.className = kind;
-  return element;
-}

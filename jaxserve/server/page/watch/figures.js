@@ -1,7 +1,7 @@
 // Figures of the last 15 minutes, from /metrics and from the engine's events.
 
-import { request } from "./api.js";
-import { colours, fit, whenResized } from "./canvas.js";
+import { request } from "../api.js";
+import { colours, fit, whenResized } from "../canvas.js";
 
 const PERIOD_MS = 2000;
 const QUANTILES_OVER = 15; // polls, so that a quantile has something to count
@@ -57,9 +57,11 @@ const SPECS = [
   ["Waiting", whole, (now) => now.samples.num_requests_waiting],
   ["KV cache held", percent, (now) => now.samples.kv_cache_usage_perc],
   ["Prompt tokens found in the cache", percent, (now, last) => share(now, last, "prefix_cache_hits_total", "prefix_cache_queries_total")],
-  ["Empty places in held blocks, a sequence", (v) => v.toFixed(1), (now, last, s, state) => waste(state)],
+  ["Waste: empty places in blocks, a sequence", (v) => v.toFixed(1), (now, last, s, state) => waste(state)],
   ["Padding of the last steps", percent, (now, last, s, state) => padding(state)],
   ["Preemptions", whole, (now) => now.samples.num_preemptions_total],
+  ["Blocks copied before a write", whole, (now) => now.samples.block_copies_total],
+  ["Cached blocks evicted", whole, (now) => now.samples.prefix_cache_evictions_total],
   ["Compilations after start", whole, (now) => now.samples.compiles_after_ready_total],
 ];
 
@@ -161,11 +163,14 @@ class Figure {
 
   draw() {
     const { context, width, height } = fit(this.canvas, 34);
+    const palette = colours("accent", "line");
     context.clearRect(0, 0, width, height);
+    context.fillStyle = palette.line;
+    context.fillRect(0, height - 1, width, 1);
     const most = this.values.reduce((a, b) => Math.max(a, b ?? 0), 0) || 1;
     // A little history fills the width; all of it is 15 minutes.
-    const shown = Math.max(60, this.values.length);
-    context.strokeStyle = colours().accent;
+    const shown = Math.max(30, this.values.length);
+    context.strokeStyle = context.fillStyle = palette.accent;
     context.lineWidth = 1.5;
     context.beginPath();
     let drawing = false;

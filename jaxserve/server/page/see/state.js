@@ -1,6 +1,7 @@
 // EngineState: puts the events of v1/engine/events together. docs/api.md describes them.
 
 const MARK_MS = 1600; // how long a change is marked
+const UNKNOWN = -2;
 
 export class EngineState {
   constructor() {
@@ -10,7 +11,8 @@ export class EngineState {
   restart(about) {
     this.about = about;
     const size = about.num_blocks || 0;
-    this.blocks = new Int32Array(size); // the number of tables that hold each; -1: cached
+    this.blocks = new Int32Array(size).fill(UNKNOWN); // the number of tables that hold each; -1: cached
+    this.unknown = size - 1; // blocks that have not been told: until then, what comes is no news
     this.sequences = new Map(); // by key
     this.owners = new Map(); // block -> key of each sequence whose table holds it -> its place there
     this.waiting = [];
@@ -22,7 +24,6 @@ export class EngineState {
     this.marks = new Map(); // block -> what has just become of it, and until when it is shown
     this.copies = []; // {from, to, until}
     this.happened = []; // {kind, text, count}, for people
-    this.marksFrom = performance.now() + 1000; // what was there before is no news
   }
 
   take(event) {
@@ -31,7 +32,7 @@ export class EngineState {
     for (const [key, preempted] of event.ended || []) this.end(key, preempted);
     for (const [key, name, index, prompt, cached] of event.started || []) {
       this.sequences.set(key, { key, name, index, prompt, cached, computed: 0, known: prompt, tables: new Map(), released: 0 });
-      if (cached) this.tell("found", `${labelOf({ name, index })} found the first ${count(cached, "token")} of its prompt in the prefix cache`);
+      if (cached && !this.unknown) this.tell("found", `${labelOf({ name, index })} found the first ${count(cached, "token")} of its prompt in the prefix cache`);
     }
     for (const table of event.tables || []) this.changeTable(table);
     for (const states of event.blocks || []) this.changeBlocks(states);
@@ -44,11 +45,11 @@ export class EngineState {
   }
 
   tell(kind, text, number = 1) {
-    if (this.now >= this.marksFrom) this.happened.push({ kind, text, number });
+    this.happened.push({ kind, text, number });
   }
 
   mark(block, kind) {
-    if (this.now >= this.marksFrom) this.marks.set(block, { kind, until: this.now + MARK_MS });
+    this.marks.set(block, { kind, until: this.now + MARK_MS });
     this.changed.add(block);
   }
 
@@ -76,7 +77,7 @@ export class EngineState {
   copy(from, to) {
     this.mark(from, "copied");
     this.mark(to, "copied");
-    if (this.now >= this.marksFrom) this.copies.push({ from, to, until: this.now + MARK_MS });
+    this.copies.push({ from, to, until: this.now + MARK_MS });
     this.tell("copied", `${from} to ${to}`);
   }
 
@@ -107,6 +108,7 @@ export class EngineState {
       for (let i = 0; i < (gap > 0 ? 1 : -gap); i++) {
         block += Math.max(gap, 1);
         const before = this.blocks[block];
+        this.unknown -= before === UNKNOWN;
         this.saved += Math.max(state - 1, 0) - Math.max(before - 1, 0);
         this.shared += (state > 1) - (before > 1);
         this.blocks[block] = state;
@@ -140,6 +142,8 @@ export class EngineState {
     const keys = this.owners.get(block);
     if (keys) keys.set(sequence.key, place);
     else this.owners.set(block, new Map([[sequence.key, place]]));
+    this.changed.add(block);
+    if (this.unknown) return;
     const found = place * this.about.block_size < sequence.cached;
     if (this.blocks[block] === -1) this.mark(block, found ? "found" : "evicted");
     else this.mark(block, keys?.size ? "found" : "taken");

@@ -113,6 +113,7 @@ def test_four_answers_share_blocks_and_copy_one(server: Any, open_page: OpenPage
 
 def test_a_copy_and_what_the_cache_had_are_marked(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    page.route("**/v1/completions", adding(max_tokens=800))
     # Marks fade, so they are noted as they come.
     page.evaluate(
         """() => {
@@ -122,7 +123,7 @@ def test_a_copy_and_what_the_cache_had_are_marked(server: Any, open_page: OpenPa
             state.mark = (block, kind) => { window.marked.add(kind); mark(block, kind); };
         }"""
     )
-    page.wait_for_function("() => performance.now() > jaxserve.state.marksFrom")
+    page.wait_for_function("() => jaxserve.state.unknown === 0")
     page.get_by_role("button", name="Six texts with the same beginning").click()
     page.wait_for_function("() => window.marked.has('found')")
     found = page.locator("#happened .found").first

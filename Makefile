@@ -64,6 +64,7 @@ COMPILERS_13  = nvidia-cuda-nvcc nvidia-nvvm
 
 kernels: $(KERNELS_VENV)/.installed  ## machine code of the GPU kernels and of a step, with no GPU
 	$(KERNELS_VENV)/bin/python -m bench.kernels.compiled_kernels
+	$(KERNELS_VENV)/bin/python -m bench.kernels.compiled_products
 	$(KERNELS_VENV)/bin/python -m bench.engine.compiled_steps
 
 $(KERNELS_VENV)/.installed: pyproject.toml constraints/cuda$(KERNELS_CUDA).txt

@@ -130,7 +130,7 @@ def _static(kind: CodeKind, rows: int, width: int, group: int, interpret: bool) 
     return _Static(
         kind=kind,
         rows=min(128, max(16, pl.next_power_of_2(rows))),
-        outputs=64,
+        outputs=32 if rows <= 16 else 64,  # narrow tiles, so that fewer matrices need splits
         columns=columns,
         group=group,
         interpret=interpret,

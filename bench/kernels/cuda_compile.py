@@ -213,6 +213,15 @@ def _thunks() -> Iterator[Thunk]:
                 yield Thunk(found[3], kind, buffer_depth is not None)
 
 
+def optimized_text() -> str:
+    """XLA's operations of the function compiled last, after all optimizations."""
+    texts = []
+    for path in glob.glob(f"{_DUMP}/*gpu_after_optimizations.txt"):
+        with open(path) as file:
+            texts.append(file.read())
+    return "".join(texts)
+
+
 def kernels() -> Iterator[Kernel]:
     """The machine code of the function compiled last."""
     shared = {}

@@ -1,5 +1,5 @@
-"""Compiles the products with packed weights for sm_80 and sm_90 without a GPU, and prints registers,
-shared memory, instructions and bytes of each:
+"""Compiles the products with packed weights for sm_80 and sm_90 without a GPU: registers, shared
+memory, instructions and bytes of each:
 
     make kernels
 

@@ -168,6 +168,33 @@ class EngineConfig:
             )
 
 
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "generic",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "qwen3_coder",
+    "seed_oss",
+    "glm45",
+    "deepseek_v3",
+    "deepseek_v31",
+    "deepseek_v32",
+    "kimi_k2",
+    "minimax",
+    "minimax_m2",
+    "phi4_mini_json",
+    "granite",
+    "llama4_pythonic",
+    "olmo3",
+    "gemma",
+    "gemma4",
+    "pythonic",
+]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "granite", "mistral", "seed_oss"]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Settings of the HTTP server.
@@ -222,8 +249,8 @@ class ServerConfig:
     max_logprobs: int = 20
     max_stop_strings: int = 16
     max_output_tokens: int | None = None
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
-    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = "auto"
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     chat_template: str | None = None
     api_workers: int = 1
     drain_timeout: float = 10.0

@@ -12,9 +12,14 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, ReasoningParser, ToolCallParser
 
 Settings = TypeVar("Settings")
+
+
+def _names(choices: Any) -> str:
+    return ", ".join(typing.get_args(choices))
+
 
 HELP = {
     # EngineConfig
@@ -57,10 +62,10 @@ HELP = {
     "max_logprobs": "most logprobs a token in one request",
     "max_stop_strings": "most stop strings in one request",
     "max_output_tokens": "most tokens of a choice (default: what the model's context leaves)",
-    "tool_call_parser": "format of the model's tool calls: hermes (Qwen too), llama3_json, mistral "
-    "or none; auto takes it from the chat template",
-    "reasoning_parser": "how the model marks its reasoning: qwen3, deepseek_r1 or none; auto takes "
-    "it from the chat template",
+    "tool_call_parser": f"format of the model's tool calls: {_names(ToolCallParser)}; auto takes "
+    "it from the chat template; generic explains tools to any model",
+    "reasoning_parser": f"how the model marks its reasoning: {_names(ReasoningParser)}; auto "
+    "takes it from the chat template",
     "chat_template": "file of a chat template (Jinja) to use instead of the model's own",
     "api_workers": "HTTP server processes; they share one engine",
     "stall_timeout": "seconds without a message from a busy engine after which /health answers 503",

@@ -203,6 +203,19 @@ _VALUES: dict[str, dict[str, str]] = {
     "--dtype": {"half": "float16", "float": "float32"},
     "--kv-cache-dtype": {"fp8": "fp8_e4m3"},
     "--generation-config": {"vllm": "none"},
+    "--tool-call-parser": {
+        "llama4_json": "llama3_json",
+        "glm47": "glm45",
+        "qwen3_xml": "qwen3_coder",
+        "functiongemma": "gemma",
+    },
+    "--reasoning-parser": {
+        "glm45": "qwen3",
+        "kimi_k2": "qwen3",
+        "deepseek_v3": "qwen3",
+        "minimax_m2": "deepseek_r1",
+        "olmo3": "deepseek_r1",
+    },
 }
 # Variables of ours that aren't flags.
 NOT_FLAGS = frozenset({"JAXSERVE_CACHE"})

@@ -24,6 +24,11 @@ from jaxserve.server.observability.request_metrics import RequestMetrics
 from jaxserve.server.observability.tracing import Tracer
 from jaxserve.server.observability.worker_stats import WorkerStats
 from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, ThinkTagParser, ToolParser
+from jaxserve.server.parsers.detection import (
+    find_reasoning_parser,
+    find_tool_parser,
+    takes_system,
+)
 from jaxserve.server.wire.errors import ApiError
 from jaxserve.server.wire.response_fields import new_id
 
@@ -97,19 +102,41 @@ class ServerContext:
 
     @cached_property
     def tool_parser(self) -> type[ToolParser] | None:
-        """Parses tool calls in the model's format; None if the format isn't known."""
+        """Parses tool calls in the model's format; None if the operator wants none."""
         if self.config.tool_call_parser != "auto":
             return TOOL_PARSERS.get(self.config.tool_call_parser)
-        mentions = self.client.tokenizer.template_mentions
-        return next((p for p in TOOL_PARSERS.values() if mentions(p.markers[0])), None)
+        return self._parser_of_template or TOOL_PARSERS["generic"]
+
+    @cached_property
+    def explains_tools(self) -> bool:
+        """Whether tools are explained in a message, because the chat template doesn't tell the
+        model of them, or tells it to call them in a way that isn't known."""
+        named = self.config.tool_call_parser
+        if named != "auto":
+            return named == "generic"
+        return self._parser_of_template is None
+
+    @cached_property
+    def _parser_of_template(self) -> type[ToolParser] | None:
+        tokenizer = self.client.tokenizer
+        if not tokenizer.template_reads("tools"):
+            return None
+        found = find_tool_parser(tokenizer.apply_chat_template)
+        mentions = tokenizer.template_mentions
+        known = (p for p in TOOL_PARSERS.values() if p.needs_marker and mentions(p.markers[0]))
+        return found or next(known, None)
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat template writes system messages."""
+        return takes_system(self.client.tokenizer.apply_chat_template)
 
     @cached_property
     def reasoning_parser(self) -> type[ThinkTagParser] | None:
         """Parses the model's reasoning; None if the model isn't known to reason."""
         if self.config.reasoning_parser != "auto":
             return REASONING_PARSERS.get(self.config.reasoning_parser)
-        mentions = self.client.tokenizer.template_mentions
-        return ThinkTagParser if mentions(ThinkTagParser.markers[1]) else None
+        return find_reasoning_parser(self.client.tokenizer.template_mentions)
 
     def new_call_id(self) -> str:
         """An id for a tool call, in the form that the model's chat template accepts."""

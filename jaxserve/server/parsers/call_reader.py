@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxserve.server.parsers.text_parser import ParsedDelta
 from jaxserve.text.surrogates import without_half_surrogates
+
+# The tools that may be called: the schema of each one's arguments by its name.
+Offered = Mapping[str, Mapping[str, Any]]
 
 # Keys of a JSON object that, without a marker before it, is a call and not an answer in JSON.
 _BARE_KEYS = frozenset({"type", "id", "name", "arguments", "parameters"})
@@ -25,13 +28,13 @@ class FoundCall:
         return [ParsedDelta("call", self.name), ParsedDelta("arguments", self.arguments)]
 
 
-def read_call(text: str, offered: Collection[str]) -> FoundCall | None:
+def read_call(text: str, offered: Offered) -> FoundCall | None:
     """The call that a JSON object describes; None if it isn't a call of an offered tool."""
     value = load_json(text)
     return call_of(value, offered) if isinstance(value, dict) else None
 
 
-def read_bare_call(text: str, offered: Collection[str]) -> FoundCall | None:
+def read_bare_call(text: str, offered: Offered) -> FoundCall | None:
     """As read_call(), for an object that may also be an answer in JSON."""
     value = load_json(text)
     if not isinstance(value, dict) or not value.keys() <= _BARE_KEYS:
@@ -40,7 +43,7 @@ def read_bare_call(text: str, offered: Collection[str]) -> FoundCall | None:
     return call_of(value, offered) if has_arguments else None
 
 
-def call_of(value: dict[str, Any], offered: Collection[str]) -> FoundCall | None:
+def call_of(value: dict[str, Any], offered: Offered) -> FoundCall | None:
     name = value.get("name")
     arguments = arguments_text(value.get("arguments", value.get("parameters")))
     if not isinstance(name, str) or name not in offered or arguments is None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import ClassVar
 
-from jaxserve.server.parsers.call_reader import read_bare_call
+from jaxserve.server.parsers.call_reader import Offered, read_bare_call
 from jaxserve.server.parsers.json_scanner import JsonScanner
 from jaxserve.server.parsers.text_parser import ParsedDelta, content_delta
 from jaxserve.server.parsers.tool_parser import ToolParser
-from jaxserve.server.wire.call_grammar import REQUIRED_CALLS, CallLayout
+from jaxserve.server.wire.call_grammar import REQUIRED_CALLS
 
 
-class _ObjectsParser(ToolParser):
+class ObjectsParser(ToolParser):
     """Consecutive JSON objects that are calls, from the beginning of the output on. From the first
     text on that is neither a call nor between calls, everything is content.
 
@@ -24,7 +23,7 @@ class _ObjectsParser(ToolParser):
     _separator: ClassVar[str]
     _end: ClassVar[str] = ""
 
-    def __init__(self, offered: Collection[str]) -> None:
+    def __init__(self, offered: Offered) -> None:
         super().__init__(offered)
         self._text, self._at = "", 0  # whose kind isn't known yet; how much of it was scanned
         self._scanner: JsonScanner | None = None
@@ -82,17 +81,7 @@ class _ObjectsParser(ToolParser):
         return len(text) - len(inner)
 
 
-class Llama3JsonParser(_ObjectsParser):
-    """{"name": ..., "parameters": {...}} at the beginning of the output; several are separated by
-    semicolons, and Llama 3 may write <|python_tag|> before them."""
-
-    markers = ("<|python_tag|>",)
-    layout = CallLayout("<|python_tag|>", "; ", "", "parameters")
-    needs_marker = False
-    _first, _separator = markers[0], ";"
-
-
-class RequiredCallsParser(_ObjectsParser):
+class RequiredCallsParser(ObjectsParser):
     """A JSON array of calls and nothing else: the output of the grammar that tool_choice
     "required" sets."""
 

@@ -1,4 +1,4 @@
-"""Reasoning between <think> tags, the format of Qwen 3, DeepSeek R1 and others."""
+"""Reasoning between tags at the beginning of the output: <think> and other models' marks."""
 
 from __future__ import annotations
 
@@ -6,41 +6,62 @@ from typing import ClassVar
 
 from jaxserve.server.parsers.text_parser import ParsedDelta, content_delta, split_at_marker
 
-OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
-
 
 class ThinkTagParser:
-    """<think> reasoning </think> content.
+    """<think> reasoning </think> content: the format of Qwen 3 and many others.
 
     Tags anywhere but at the beginning of the output are content.
+
+    markers: the open tag and the close tag.
+    more_opens, more_closes: other spellings of them.
 
     Args:
         prompt: the prompt's text, whose end decides what the output begins with if it is a tag.
         begun: the beginning of the answer that the prompt ends with, which the output continues.
     """
 
-    markers: ClassVar[tuple[str, ...]] = (OPEN_TAG, CLOSE_TAG)
+    markers: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    more_opens: ClassVar[tuple[str, ...]] = ()
+    more_closes: ClassVar[tuple[str, ...]] = ()
     _tag_optional: ClassVar[bool] = False  # whether output without an open tag is reasoning
 
     def __init__(self, prompt: str, begun: str = "") -> None:
         # "content", "reasoning", or "" until that is known
-        self._kind = _kind_after(prompt.removesuffix(begun), begun)
+        self._kind = self.kind_after(prompt.removesuffix(begun), begun)
         self._held = ""
+
+    @classmethod
+    def opens(cls) -> tuple[str, ...]:
+        return (cls.markers[0], *cls.more_opens)
+
+    @classmethod
+    def closes(cls) -> tuple[str, ...]:
+        return (cls.markers[1], *cls.more_closes)
+
+    @classmethod
+    def kind_after(cls, prompt: str, begun: str) -> str:
+        """What an output begins with after this prompt: "content", "reasoning", or "" if only the
+        output says so."""
+        before, own = prompt.rstrip(), begun.lstrip()
+        if before.endswith(cls.opens()) or own.startswith(cls.opens()):
+            return "content" if any(close in own for close in cls.closes()) else "reasoning"
+        return "content" if own or before.endswith(cls.closes()) else ""
 
     def feed(self, text: str) -> list[ParsedDelta]:
         text, self._held = self._held + text, ""
         if not self._kind:
             bare = text.lstrip()
-            if OPEN_TAG.startswith(bare) and bare != OPEN_TAG:
+            begun = next((tag for tag in self.opens() if bare.startswith(tag)), None)
+            if begun is not None:
+                self._kind, text = "reasoning", bare.removeprefix(begun)
+            elif any(tag.startswith(bare) for tag in self.opens()):
                 self._held = text
                 return []
-            if bare.startswith(OPEN_TAG):
-                self._kind, text = "reasoning", bare.removeprefix(OPEN_TAG)
             else:
                 self._kind = "reasoning" if self._tag_optional else "content"
         if self._kind == "content":
             return content_delta(text)
-        reasoning, marker, rest = split_at_marker(text, (CLOSE_TAG,))
+        reasoning, marker, rest = split_at_marker(text, self.closes())
         deltas = [ParsedDelta("reasoning", reasoning)] if reasoning else []
         if marker is None:
             self._held = rest
@@ -55,20 +76,36 @@ class ThinkTagParser:
         return content_delta(held)
 
 
-def _kind_after(prompt: str, begun: str) -> str:
-    before, own = prompt.rstrip(), begun.lstrip()
-    if before.endswith(OPEN_TAG) or own.startswith(OPEN_TAG):
-        return "content" if CLOSE_TAG in own else "reasoning"
-    return "content" if own or before.endswith(CLOSE_TAG) else ""
-
-
 class DeepSeekR1Parser(ThinkTagParser):
     """Output is reasoning up to </think>, with or without an open tag."""
 
     _tag_optional = True
 
 
+class MistralReasoningParser(ThinkTagParser):
+    """[THINK] reasoning [/THINK], the format of Magistral."""
+
+    markers = ("[THINK]", "[/THINK]")
+
+
+class SeedReasoningParser(ThinkTagParser):
+    """<seed:think> reasoning </seed:think>."""
+
+    markers = ("<seed:think>", "</seed:think>")
+
+
+class GraniteReasoningParser(ThinkTagParser):
+    """Sentences of Granite 3.2 around the reasoning."""
+
+    markers = ("Here is my thought process:", "Here is my response:")
+    more_opens = ("Here's my thought process:",)
+    more_closes = ("Here's my response:",)
+
+
 REASONING_PARSERS: dict[str, type[ThinkTagParser]] = {
     "qwen3": ThinkTagParser,
     "deepseek_r1": DeepSeekR1Parser,
+    "mistral": MistralReasoningParser,
+    "seed_oss": SeedReasoningParser,
+    "granite": GraniteReasoningParser,
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
 from typing import ClassVar
 
+from jaxserve.server.parsers.call_reader import Offered
 from jaxserve.server.parsers.text_parser import TextParser
 from jaxserve.server.wire.call_grammar import CallLayout
 
@@ -18,18 +18,19 @@ class ToolParser(TextParser):
 
     markers: strings that the model writes around calls, the one that begins a call first. If they
         are special tokens, the text must be decoded with special tokens.
-    layout: how a grammar makes the model write calls; begins with the first marker.
+    layout: how a grammar makes the model write calls; begins with the first marker. None if no
+        grammar can.
     needs_marker: whether a call can't begin without the first marker.
 
     Args:
-        offered: names of the tools that may be called.
+        offered: the tools that may be called.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    layout: ClassVar[CallLayout]
+    layout: ClassVar[CallLayout | None] = None
     needs_marker: ClassVar[bool] = True
 
-    def __init__(self, offered: Collection[str]) -> None:
+    def __init__(self, offered: Offered) -> None:
         self._offered = offered
 
     @staticmethod

@@ -14,13 +14,26 @@ from jaxserve.sampling.params import StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How calls are written: what is before the first one, between two and after the last one, and
-    the key of their arguments."""
+    """How calls are written.
+
+    Args:
+        first, between, last: what is before the first call, between two and after the last one.
+        key: of the arguments in a call's JSON object.
+        before, after: what is around the arguments' JSON, if a call isn't one JSON object; {name}
+            stands for the function's name, and {n} for a number.
+    """
 
     first: str
     between: str
     last: str
     key: str = "arguments"
+    before: str | None = None
+    after: str = "}"
+
+    def before_arguments(self, name: str) -> str:
+        if self.before is None:
+            return f'{{"name": "{name}", "{self.key}": '
+        return self.before.replace("{name}", name)
 
 
 REQUIRED_CALLS = CallLayout("[", ", ", "]", "parameters")  # where a grammar forces calls alone
@@ -57,10 +70,13 @@ def calls_grammar(
         form = answer.json if isinstance(answer.json, str) else '{"type": "object"}'
         lines.append(f"answer: %json {prepare_schema(form)}")
     for i, (name, schema) in zip(calls, functions, strict=True):
-        begin = json.dumps(f'{{"name": "{name}", "{layout.key}": ')
-        lines.append(f'call_{i}: {begin} arguments_{i} "}}"')
+        begin = text(layout.before_arguments(name))
+        lines.append(f"call_{i}: {begin} arguments_{i} {text(layout.after)}")
         lines.append(f"arguments_{i}: %json {json.dumps(schema)}")
     return "\n".join(lines)
+
+
+_NUMBER = "/[0-9]{1,3}/"
 
 
 def _terminals(written: str, special_ids: Mapping[str, int]) -> str:
@@ -69,9 +85,13 @@ def _terminals(written: str, special_ids: Mapping[str, int]) -> str:
     if not written:
         return ""
     names = "|".join(map(re.escape, special_ids)) or "(?!)"
-    parts = re.split(f"({names})", written)
+    parts = re.split(f"({names}|{{n}})", written)
     return " ".join(
-        f"<[{special_ids[part]}]>" if part in special_ids else json.dumps(part)
+        _NUMBER
+        if part == "{n}"
+        else f"<[{special_ids[part]}]>"
+        if part in special_ids
+        else json.dumps(part)
         for part in parts
         if part
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.server.api.shared.generic_tools import with_tools
 from jaxserve.server.context import ServerContext
 from jaxserve.server.parsers import (
     CallOrAnswerParser,
@@ -74,7 +75,11 @@ class Conversation:
             ignore("reasoning_effort")
             del given["reasoning_effort"]
         extra = {n: value for n, value in self.extra.items() if value is not None and reads(n)}
-        messages, mark = self.messages, ""
+        messages, tools, mark = list(self.messages), self.tools.for_template(), ""
+        # Without tools, a template that knows of them may have its own form of their results.
+        own_form = tools is None and context.client.tokenizer.template_mentions("tool")
+        if context.explains_tools and not own_form:
+            messages = with_tools(messages, tools, context.takes_system)
         if self.continue_final:
             # Whatever the template writes after the content is cut off at a mark at its end.
             mark, last = f"mark{secrets.token_hex(8)}", messages[-1]
@@ -82,7 +87,7 @@ class Conversation:
         text = context.client.tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final,
-            tools=self.tools.for_template(),
+            tools=None if context.explains_tools else tools,
             **given | extra,
         )
         if mark not in text:
@@ -136,7 +141,10 @@ class Conversation:
         if special:
             params = replace(params, skip_special_tokens=False)
         answer = params.structured_outputs
-        if calls is not None and answer is not None and answer.is_json:
+        has_layout = calls is not None and calls.layout is not None
+        if has_layout and answer is not None and answer.is_json:
+            assert calls is not None
+            assert calls.layout is not None
             either = self.tools.call_or_answer(calls.layout, special, answer)
             params = replace(params, structured_outputs=either)
         return params
@@ -160,13 +168,10 @@ class Conversation:
                 raise InvalidRequestError(
                     f"this model's chat template doesn't use {name}: leave it out", name
                 )
-        # If the operator names a parser, the template may tell of tools in its own way.
-        named = context.config.tool_call_parser != "auto"
-        if self.tools.mode == "auto" and not ((named or reads("tools")) and context.tool_parser):
+        if self.tools.mode == "auto" and context.tool_parser is None:
             raise InvalidRequestError(
-                "this model can't choose among tools by itself: its chat template doesn't use "
-                "tools, or the server has no parser for its calls (--tool-call-parser); set "
-                "tool_choice to required or to a function, or leave tools out",
+                "this server takes nothing for a call (--tool-call-parser none): set tool_choice "
+                "to required or to a function, or leave tools out",
                 "tools",
             )
 
@@ -212,7 +217,7 @@ def _tool_parser(
         model_parser: parses calls in the model's own format.
         constraint: on the output. An answer in JSON isn't a call.
     """
-    names = frozenset(function.name for function in tools.functions)
+    names = {function.name: function.schema for function in tools.functions}
     if tools.mode == "none" or (tools.mode == "auto" and model_parser is None):
         return None
     if tools.mode == "required":  # the format of the grammar of ToolUse.structured_params()

@@ -83,6 +83,7 @@ def test_an_answer_goes_on_after_any_text(tiny_llama: Path, name: str) -> None:
         client=SimpleNamespace(tokenizer=tokenizer),
         config=ServerConfig(),
         tool_parser=None,
+        explains_tools=False,
     )
 
     @settings(max_examples=50)

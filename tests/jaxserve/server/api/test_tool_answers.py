@@ -351,3 +351,26 @@ async def test_an_error_of_a_constraint_names_its_field(
         ):
             error = (await response.json())["error"]
             assert (response.status, error["param"]) == (400, param), error
+
+
+async def test_tools_of_a_model_whose_template_knows_none(server: Any) -> None:
+    """They are explained in a message, and called and sent back as text."""
+    asked = {"model": server.model, "messages": [{"role": "user", "content": "What time is it?"}]}
+    _, plain = await chat(server, **asked, max_tokens=1)
+    text = f"Let me see.\n{CALL}"
+    status, first = await chat(server, **asked, tools=[TOOL], guided_choice=[text])
+    assert status == 200, first
+    told = first["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"]
+    assert told > 50
+    message = first["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (message["content"], call["function"]) == (
+        "Let me see.",
+        {"name": "f", "arguments": "{}"},
+    )
+    assert first["choices"][0]["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "noon"}
+    history = [*asked["messages"], message, result]
+    status, after = await chat(server, **asked | {"messages": history}, tools=[TOOL], max_tokens=1)
+    assert status == 200, after
+    assert after["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]

@@ -24,7 +24,7 @@ from jaxserve.server.parsers import (
 
 Call = tuple[str, str]  # name, arguments
 Parts = tuple[str, str, list[Call]]
-OFFERED = ("f", "g")
+OFFERED: dict[str, Any] = {"f": {}, "g": {}}
 
 
 def found(parser: TextParser, texts: Iterable[str]) -> list[str | Call | tuple[str]]:
@@ -208,6 +208,86 @@ def test_forced_calls() -> None:
         assert parts(NamedCallParser("h"), split(text)) == ("", "", [("h", text)])
 
 
+_D = "<\uff5ctool\u2581{}\uff5c>"
+_CALLS, _CALLS_END = _D.format("calls\u2581begin"), _D.format("calls\u2581end")
+_BEGIN, _END, _SEP = (_D.format(w) for w in ("call\u2581begin", "call\u2581end", "sep"))
+_M = "\uff5cDSML\uff5c"
+_XML = "<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=b>\n[1]\n</parameter>\n</function>"
+_INVOKE = (
+    '<invoke name="f"><parameter name="a">x</parameter><parameter name="b">[1]</parameter></invoke>'
+)
+# A call of f with WRITTEN_ARGUMENTS in each format.
+WRITTEN_ARGUMENTS = {"a": "x", "b": [1]}
+_OBJECT = '{"name": "f", "arguments": {"a": "x", "b": [1]}}'
+WRITTEN = {
+    "hermes": f"<tool_call>{_OBJECT}</tool_call>",
+    "generic": f"<tool_call>\n{_OBJECT}\n</tool_call>",
+    "llama3_json": f"<|python_tag|>{_OBJECT}",
+    "mistral": f"[TOOL_CALLS][{_OBJECT}]",
+    "qwen3_coder": f"<tool_call>\n{_XML}\n</tool_call>",
+    "seed_oss": f"<seed:tool_call>{_XML}</seed:tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n<arg_key>b</arg_key>\n"
+    "<arg_value>[1]</arg_value>\n</tool_call>",
+    "deepseek_v3": f"{_CALLS}{_BEGIN}function{_SEP}f\n```json\n"
+    f'{{"a": "x", "b": [1]}}\n```{_END}{_CALLS_END}',
+    "deepseek_v31": f'{_CALLS}{_BEGIN}f{_SEP}{{"a": "x", "b": [1]}}{_END}{_CALLS_END}',
+    "deepseek_v32": f'<{_M}function_calls>\n<{_M}invoke name="f">\n<{_M}parameter name="a" '
+    f'string="true">x</{_M}parameter>\n<{_M}parameter name="b" string="false">[1]</{_M}parameter>\n'
+    f"</{_M}invoke>\n</{_M}function_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    '<|tool_call_argument_begin|>{"a": "x", "b": [1]}<|tool_call_end|><|tool_calls_section_end|>',
+    "minimax": f"<tool_calls>\n{_OBJECT}\n</tool_calls>",
+    "minimax_m2": f"<minimax:tool_call>\n{_INVOKE}\n</minimax:tool_call>",
+    "phi4_mini_json": f"<|tool_call|>[{_OBJECT}]<|/tool_call|>",
+    "granite": f"<|tool_call|>[{_OBJECT}]",
+    "llama4_pythonic": '<|python_start|>[f(a="x", b=[1])]<|python_end|>',
+    "olmo3": "<function_calls>f(a='x', b=[1])</function_calls>",
+    "gemma": "<start_function_call>call:f{a:<escape>x<escape>,b:[1]}<end_function_call>",
+    "gemma4": '<|tool_call>call:f{a:<|"|>x<|"|>,b:[1]}<tool_call|>',
+    "pythonic": '[f(a="x", b=[1])]',
+}
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS)
+def test_a_call_in_each_format(name: str) -> None:
+    text = WRITTEN[name]
+    before = "" if TOOL_PARSERS[name].needs_marker is False else "Let me see.\n"
+    for split in ([before + text], list(before + text)):
+        _, content, ((called, arguments),) = parts(TOOL_PARSERS[name](OFFERED), split)
+        assert (content, called) == (before.strip(), "f")
+        assert json.loads(arguments) == WRITTEN_ARGUMENTS
+    # Cut off anywhere before its end, or of a tool that isn't offered, it is content as it stands.
+    for cut in range(1, len(text) // 2):
+        assert parts(TOOL_PARSERS[name](OFFERED), [text[:cut]]) == ("", text[:cut], [])
+    for split in ([text], list(text)):
+        assert parts(TOOL_PARSERS[name]({"other": {}}), split) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "schema", "value"),
+    [
+        ("qwen3_coder", "12", {"type": "string"}, "12"),
+        ("qwen3_coder", "12", {"type": "integer"}, 12),
+        ("qwen3_coder", "12", {"type": ["integer", "null"]}, 12),
+        ("qwen3_coder", "null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("qwen3_coder", "12", {}, "12"),
+        ("qwen3_coder", '{"x": 1}', {}, {"x": 1}),
+        ("qwen3_coder", "many", {"type": "integer"}, "many"),
+        ("qwen3_coder", "two", {"enum": ["one", "two"]}, "two"),
+        ("qwen3_coder", "2", {"enum": [1, 2]}, 2),
+        ("qwen3_coder", "1.5", {"type": "number"}, 1.5),
+        ("qwen3_coder", "true", {"type": "boolean"}, True),
+    ],
+)
+def test_bare_values_have_the_types_of_the_schema(
+    name: str, text: str, schema: Any, value: Any
+) -> None:
+    offered = {"f": {"type": "object", "properties": {"a": schema}}}
+    call = f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>"
+    _, _, ((_, arguments),) = parts(TOOL_PARSERS[name](offered), [call])
+    assert json.loads(arguments) == {"a": value}
+
+
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_an_answer_in_json_is_no_call(name: str) -> None:
     marker = TOOL_PARSERS[name].markers[0]
@@ -218,19 +298,19 @@ def test_an_answer_in_json_is_no_call(name: str) -> None:
     for answer in (CALL, json.dumps(f"{marker}{CALL}"), f"[{CALL}]", "", marker[:3]):
         for split in ([answer], list(answer)):
             assert parts(parser(), split) == ("", answer, [])
-    written = f"{marker}[{CALL}]" if name == "mistral" else f"{marker}{CALL}"
-    for split in ([written], list(written)):
-        assert parts(parser(), split) == ("", "", [("f", ARGUMENTS)])
+    for split in ([WRITTEN[name]], list(WRITTEN[name])):
+        _, content, ((called, arguments),) = parts(parser(), split)
+        assert (content, called, json.loads(arguments)) == ("", "f", WRITTEN_ARGUMENTS)
 
 
 PARSERS: dict[str, Callable[[], TextParser]] = {
     **{name: lambda kind=kind: kind(OFFERED) for name, kind in TOOL_PARSERS.items()},  # type: ignore[misc]
-    "qwen3": lambda: REASONING_PARSERS["qwen3"](""),
-    "deepseek_r1": lambda: REASONING_PARSERS["deepseek_r1"](""),
+    **{f"reasoning {name}": lambda kind=kind: kind("") for name, kind in REASONING_PARSERS.items()},  # type: ignore[misc]
     "required": lambda: RequiredCallsParser(OFFERED),
 }
 # What may stand before and after a call's JSON.
 AROUND = {
+    "generic": (r"\s*<tool_call>\s*", r"(\s*</tool_call>)?"),
     "hermes": (r"\s*<tool_call>\s*", r"(\s*</tool_call>)?"),
     "llama3_json": (r"\s*(<\|python_tag\|>|;)?\s*", ""),
     "mistral": (
@@ -239,7 +319,34 @@ AROUND = {
     ),
     "required": (r"\s*[\[,]?\s*", r"(\s*\]\s*$)?"),
 }
-THOUGHT = re.compile(r"(?P<open>\s*<think>)?(?P<thought>.*?)(?P<close></think>.*)?", re.DOTALL)
+
+
+def check_blocks(name: str, text: str, items: list[Any]) -> None:
+    """As check_calls(), for formats whose calls aren't one JSON value: between two pieces of
+    content there is nothing but blocks, each of which begins with a marker."""
+    kind = TOOL_PARSERS[name]
+    begins = getattr(kind, "begins", ()) or kind.markers[:1]
+    block = rf"\s*(?:{'|'.join(map(re.escape, begins))}).*?"
+    pattern, in_calls = "", False
+    for item in items:
+        if isinstance(item, str):
+            pattern += re.escape(item)
+        elif not in_calls:
+            pattern += block
+        in_calls = not isinstance(item, str)
+        if in_calls:
+            assert item[0] in OFFERED
+            assert isinstance(json.loads(item[1]), dict)
+    assert re.fullmatch(rf"{pattern}\s*" if in_calls or items else pattern, text, re.DOTALL)
+    if all(isinstance(item, str) for item in items):
+        assert "".join(items) == text
+
+
+def thought_pattern(opens: tuple[str, ...], closes: tuple[str, ...]) -> re.Pattern[str]:
+    opened, closed = ("|".join(map(re.escape, tags)) for tags in (opens, closes))
+    return re.compile(
+        rf"(?P<open>\s*(?:{opened}))?(?P<thought>.*?)((?:{closed})(?P<rest>.*))?", re.DOTALL
+    )
 
 
 def check_calls(name: str, text: str, items: list[Any]) -> None:
@@ -269,21 +376,26 @@ def check_calls(name: str, text: str, items: list[Any]) -> None:
     assert text[at:] == "" or (called and text[at:].isspace())
 
 
-def check_reasoning(text: str, items: list[Any], tag_optional: bool) -> None:
+def check_reasoning(name: str, text: str, items: list[Any]) -> None:
     """Every character but those of the tags is reasoning or content."""
     reasoning = "".join(item[0] for item in items if isinstance(item, tuple))
     content = "".join(item for item in items if isinstance(item, str))
-    thought = THOUGHT.fullmatch(text)
+    kind = REASONING_PARSERS[name]
+    thought = thought_pattern(kind.opens(), kind.closes()).fullmatch(text)
     assert thought is not None
-    if thought["open"] is None and not tag_optional:
+    if thought["open"] is None and name != "deepseek_r1":
         assert (reasoning, content) == ("", text)
     else:
-        rest = (thought["close"] or "").removeprefix("</think>")
-        assert (reasoning, content) == (thought["thought"], rest)
+        assert (reasoning, content) == (thought["thought"], thought["rest"] or "")
 
 
 FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+    *("[THINK]", "[/THINK]", "<seed:think>", "Here is my thought process:", "</seed:think>"),
+    *("Here is my response:", "Here's my", *WRITTEN.values()),
+    *{marker for kind in TOOL_PARSERS.values() for marker in kind.markers},
+    *("functools", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "f(a=", ")"),
+    *("call:f", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<invoke name="f">'),
     *("<think>", "</think>", "[", "]", ", ", ";", "\n", " ", "{", "}", '"', "\\", "f", "Hello"),
     *(CALL, OTHER, CUT, '{"name": "f", "arguments": ', '{"a": 1}', hermes("null"), "[1, 2]"),
     *(f"[TOOL_CALLS][{CALL}, {OTHER}]", '[TOOL_CALLS]f[ARGS]{"a": 1}', "f[ARGS]", '"name": ""'),
@@ -291,7 +403,7 @@ FRAGMENTS = (
 ANY_TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3)).map("".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=1500)
 @given(st.sampled_from(sorted(PARSERS)), ANY_TEXT, st.data())
 def test_any_text_comes_out_once(name: str, text: str, data: st.DataObject) -> None:
     """As content, reasoning or a call of an offered tool, however it is split."""
@@ -302,8 +414,10 @@ def test_any_text_comes_out_once(name: str, text: str, data: st.DataObject) -> N
     assert found(PARSERS[name](), text) == whole
     if name in AROUND:
         check_calls(name, text, whole)
+    elif name.startswith("reasoning "):
+        check_reasoning(name.removeprefix("reasoning "), text, whole)
     else:
-        check_reasoning(text, whole, tag_optional=name == "deepseek_r1")
+        check_blocks(name, text, whole)
 
 
 @settings(max_examples=100)

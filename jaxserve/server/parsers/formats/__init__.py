@@ -1,0 +1,1 @@
+"""The formats of tool calls, a file each."""

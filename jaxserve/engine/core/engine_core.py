@@ -116,6 +116,7 @@ class EngineCore:
             else Speculation(
                 make_proposer(config.speculation),
                 limits.num_guesses,
+                config.num_speculative_tokens is None,
                 started.most_guess_tokens,
                 self._vocab,
             )
@@ -334,7 +335,10 @@ class EngineCore:
                 self._runner.dispatch_several(step)
             else:
                 self._runner.dispatch(step)
+        gap_s = self._clock.idle_s
         step.dispatched_at = self._clock.dispatched()
+        if self._speculation is not None and len(self._pending) == 1:
+            self._speculation.times.add_gap(self._clock.idle_s - gap_s)
         return step
 
     def _draw(self, step: PendingStep, meanwhile: Callable[[], None] | None) -> list[Output]:
@@ -402,13 +406,22 @@ class EngineCore:
         outputs, growing = [], {}  # type: list[Output], dict[Sequence, Output]
         for plan, own in zip(step.plans, results, strict=True):
             outputs += self._outputs_of(plan, own, growing)
-        if step.verify is not None and self._speculation is not None:
-            self._speculation.verified(step.plans[0], results[0].drafted)
+        if self._speculation is not None:
+            self._measure(self._speculation, step, results)
         outputs += self._beams.select()
         if self.watch is not None:
             host_s = step.dispatched_at - step.planned_at + time.monotonic() - read_at
             self.watch.ended(step.plans, step.bucket.tokens, self._clock.step_s, host_s)
         return outputs
+
+    def _measure(
+        self, speculation: Speculation, step: PendingStep, results: list[StepResults]
+    ) -> None:
+        """Tells what a step's guesses brought, and how long a step without prompts took."""
+        if step.verify is not None:
+            speculation.verified(step.plans[0], results[0].drafted)
+        if not step.plans[0].chunks:
+            speculation.times.add(step.plans[0].num_tokens, self._clock.step_s)
 
     def _outputs_of(
         self, plan: StepPlan, results: StepResults, growing: dict[Sequence, Output]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from jaxserve.engine.core.protocol import SpeculationStats
+from jaxserve.engine.core.speculation.gain import HitRate, StepTimes, depths
 from jaxserve.engine.core.speculation.prompt_lookup import PromptLookup
 from jaxserve.engine.core.speculation.proposer import Proposer
 from scheduler import Scheduler, Sequence, StepPlan
@@ -13,39 +14,69 @@ FORGET_EVERY = 256  # steps
 
 
 class Speculation:
-    """Decides whose guesses the next step verifies.
+    """Decides whose guesses the next step verifies, and how many of each.
 
     Args:
         most: guesses of a sequence in a step.
+        adapts: as many of them as pay, by HitRate and StepTimes; otherwise `most`.
         most_tokens: tokens of a step that verifies guesses.
         vocab: tokens that may be drawn.
     """
 
-    def __init__(self, proposer: Proposer, most: int, most_tokens: int, vocab: int) -> None:
-        self._proposer, self._most = proposer, most
+    def __init__(
+        self, proposer: Proposer, most: int, adapts: bool, most_tokens: int, vocab: int
+    ) -> None:
+        self._proposer, self._most, self._adapts = proposer, most, adapts
         self._most_tokens, self._vocab = most_tokens, vocab
-        self._calls = 0
+        self.times = StepTimes()
+        self._rates: dict[Sequence, HitRate] = {}
+        self._steps = 0
         self._drafts = self._draft_tokens = 0
         self._accepted = [0] * most  # by position in the draft
 
     def wants_tokens(self, scheduler: Scheduler) -> bool:
-        """Whether a sequence that awaits a token from the step in flight has guesses for what comes
-        after it, so that it pays to read that token first."""
-        if not scheduler.can_draft or len(scheduler.decoding) >= self._most_tokens:
-            return False
-        return any(len(self._guess(sequence, 2)) == 2 for sequence in scheduler.decoding)
+        """Whether sequences that await a token from the step in flight have guesses for what comes
+        after it that are worth reading that token first."""
+        sequences = self._candidates(scheduler)
+        # The first guess is for the token in flight; it must be right, too, for the others to be.
+        return any(depth > 1 for depth in self._depths(sequences, self._guesses(sequences)))
 
     def draft(self, scheduler: Scheduler) -> None:
         """Drafts guesses for the next step. No step is in flight."""
-        self._calls += 1
-        if self._calls % FORGET_EVERY == 0:
+        self._steps += 1
+        if self._steps % FORGET_EVERY == 0:
             self._proposer.forget_ended()
-        sequences = list(scheduler.decoding)
-        if not scheduler.can_draft or len(sequences) >= self._most_tokens:
-            return
+            self._rates = {s: r for s, r in self._rates.items() if s.finish_reason is None}
+        sequences = list(self._candidates(scheduler))
+        guesses = self._guesses(sequences)
+        depths = self._depths(sequences, guesses)
+        for sequence, guess, depth in zip(sequences, guesses, depths, strict=True):
+            if depth:
+                scheduler.draft(sequence, guess[:depth])
+
+    def _candidates(self, scheduler: Scheduler) -> SequenceOf[Sequence]:
+        """The sequences that decode, if the next step may verify guesses."""
+        sequences = scheduler.decoding
+        return sequences if scheduler.can_draft and len(sequences) < self._most_tokens else ()
+
+    def _guesses(self, sequences: SequenceOf[Sequence]) -> list[SequenceOf[int]]:
+        guesses = []
         for sequence in sequences:
-            if guesses := self._guess(sequence, self._most):
-                scheduler.draft(sequence, guesses)
+            rate = self._rates.setdefault(sequence, HitRate())
+            guess, known = self._guess(sequence), len(sequence.output_token_ids)
+            rate.came(known, sequence.output_token_ids[rate.missing_since() :])
+            rate.guessed(known, guess)
+            guesses.append(guess)
+        return guesses
+
+    def _depths(
+        self, sequences: SequenceOf[Sequence], guesses: list[SequenceOf[int]]
+    ) -> SequenceOf[int]:
+        lengths = [len(guess) for guess in guesses]
+        if not self._adapts or not any(lengths):
+            return lengths
+        shares = [self._rates[sequence].share for sequence in sequences]
+        return depths(shares, lengths, self._most_tokens - len(sequences), self.times)
 
     def verified(self, plan: StepPlan, drafted: SequenceOf[SequenceOf[int]]) -> None:
         """Takes note of the results of a step that verified guesses.
@@ -65,15 +96,14 @@ class Speculation:
             self._drafts, self._draft_tokens, sum(self._accepted), tuple(self._accepted)
         )
 
-    def _guess(self, sequence: Sequence, most: int) -> SequenceOf[int]:
-        """Up to `most` guesses, cut before one that can't be drawn."""
+    def _guess(self, sequence: Sequence) -> SequenceOf[int]:
+        """Its guesses, cut before one that can't be drawn."""
         if sequence.request.payload.params.prompt_logprobs is not None:
             return ()
-        guesses = self._proposer.propose(sequence, most)
-        for place, token in enumerate(guesses):
-            if not 0 <= token < self._vocab:
-                return guesses[:place]
-        return guesses[:most]
+        guess = self._proposer.propose(sequence, self._most)[: self._most]
+        if not guess or 0 <= min(guess) <= max(guess) < self._vocab:
+            return guess
+        return guess[: next(i for i, token in enumerate(guess) if not 0 <= token < self._vocab)]
 
 
 def make_proposer(name: str) -> Proposer:

@@ -46,6 +46,7 @@ class CompletionDelta:
         cached_tokens: in the first delta of a request's first choice: prompt tokens that were
             found in the prefix cache.
         embedding: of the prompt, [E] float32 as bytes, instead of text.
+        accepted_guesses, rejected_guesses: with speculation, of those verified for these tokens.
     """
 
     index: int
@@ -57,6 +58,8 @@ class CompletionDelta:
     prompt_logprobs: PromptLogprobs | None = None
     cached_tokens: int | None = None
     embedding: bytes | None = None
+    accepted_guesses: int = 0
+    rejected_guesses: int = 0
 
     @classmethod
     def join(cls, deltas: Sequence[CompletionDelta]) -> CompletionDelta:
@@ -71,6 +74,8 @@ class CompletionDelta:
             _join_logprobs(deltas),
             first.prompt_logprobs,
             first.cached_tokens,
+            accepted_guesses=sum([delta.accepted_guesses for delta in deltas]),
+            rejected_guesses=sum([delta.rejected_guesses for delta in deltas]),
         )
 
 

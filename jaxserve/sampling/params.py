@@ -154,6 +154,8 @@ class SamplingParams:
         truncate_prompt_tokens: keep only this many tokens at the end of the prompt; -1 keeps as
             many as fit the context.
         structured_outputs: what the output must match.
+        prediction: a text that the output may repeat in large parts, as a file to change. It
+            changes no token; with EngineConfig.speculation they come sooner where it is right.
         beam_search: search for the likeliest outputs instead of drawing; the n best are returned,
             at the end. temperature and seed are ignored; NOT_WITH_BEAMS lists the fields that are
             refused.
@@ -187,6 +189,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
     beam_search: BeamSearchParams | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         self._normalise()

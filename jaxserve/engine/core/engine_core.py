@@ -136,7 +136,7 @@ class EngineCore:
             load_s=started.load_s,
             ready_s=started.ready_s,
             cache=describe_cache(limits),
-            stats=EngineStats(self.stats),
+            stats=self.report(),
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_seqs=limits.max_num_seqs,
             windows=tuple(group.window for group in limits.layout.groups),
@@ -242,7 +242,10 @@ class EngineCore:
             arrival_time=time.monotonic(),
             cache_salt=message.cache_salt,
             payload=SamplingRequest(
-                beam_params(params) if searches else params, masks, message.pool
+                beam_params(params) if searches else params,
+                masks,
+                message.pool,
+                tuple(message.prediction),
             ),
             n=1 if searches else params.n,
             read_prefix_cache=params.prompt_logprobs is None,
@@ -445,15 +448,13 @@ class EngineCore:
         ]
         with_extras = results.logprobs.keys() | results.embeddings.keys()
         has_chunks = bool(plan.chunks)  # only a prompt's last chunk draws a first token
-        last: tuple[Sequence, Output] | None = None
+        drafted: dict[Sequence, list[int]] = {}
         for seq, token in zip(result.sequences, result.token_ids, strict=True):
             if token < 0:
                 outputs.append(self._fail(seq, EngineError(NOT_FINITE)))
                 continue
-            if last is not None and last[0] is seq:  # a guess was taken: all go into one output
-                last[1].token_ids.append(token)
-                if last[1].logprobs is not None:
-                    last[1].logprobs.append(results.logprobs[seq][len(last[1].logprobs)])
+            if seq in results.verified:
+                drafted.setdefault(seq, []).append(token)
                 continue
             if seq in growing and seq.finish_reason is None:
                 growing[seq].token_ids.append(token)
@@ -476,10 +477,8 @@ class EngineCore:
                 embedding = results.embeddings[seq]
                 outputs.append(structs.replace(output, token_ids=[], embedding=embedding))
             else:
-                output = structs.replace(output, logprobs=[results.logprobs[seq][0]])
-                outputs.append(output)
-            last = (seq, output)
-        return outputs
+                outputs.append(structs.replace(output, logprobs=results.logprobs[seq]))
+        return outputs + [_drafted_output(seq, ids, results) for seq, ids in drafted.items()]
 
     def _fail(self, sequence: Sequence, error: JaxserveError) -> Output:
         """Ends the request of a sequence that can't go on; its output, with the error."""
@@ -488,6 +487,27 @@ class EngineCore:
                 sibling.output_token_ids[-1] = 0  # as its end may hash the token
         self.abort(sequence.request.request_id)
         return _error_output(sequence.request.request_id, type(error).__name__, error)
+
+
+def _drafted_output(sequence: Sequence, token_ids: list[int], results: StepResults) -> Output:
+    """The output of a sequence whose guesses were verified.
+
+    Args:
+        token_ids: those that it got; fewer than were taken, if it ended among them.
+    """
+    taken, guesses = results.verified[sequence]
+    accepted = min(taken, len(token_ids))
+    logprobs = results.logprobs.get(sequence)
+    return Output(
+        sequence.request.request_id,
+        token_ids,
+        sequence.finish_reason,
+        sequence.stop_reason,
+        sequence.index,
+        logprobs=None if logprobs is None else logprobs[: len(token_ids)],
+        accepted_guesses=accepted,
+        rejected_guesses=guesses - accepted,
+    )
 
 
 def _admissions(plan: StepPlan) -> list[Output]:

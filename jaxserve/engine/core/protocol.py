@@ -72,6 +72,7 @@ class Submit(Message, frozen=True):
         priority: lower runs first, under the scheduling policy `priority`.
         cache_salt: only requests with the same salt share cached blocks.
         pool: the prompt's embedding is wanted; max_tokens is 1, and that token isn't reported.
+        prediction: token ids of params.prediction.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class Submit(Message, frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     pool: bool = False
+    prediction: list[int] = []
 
 
 class Abort(Message, frozen=True):
@@ -203,6 +205,7 @@ class Output(Message, frozen=True, gc=False):
         index: which choice.
         cached_tokens: tokens of the prompt that the prefix cache had, with the first token of the
             first choice.
+        accepted_guesses, rejected_guesses: of the guesses that were verified for these tokens.
         logprobs: one entry a token id, if they were asked for.
         embedding: of the prompt, [E] float32 of length 1.
         prompt_logprobs: entries of the prompt's tokens from `prompt_position` on.
@@ -226,6 +229,8 @@ class Output(Message, frozen=True, gc=False):
     error: str | None = None
     error_kind: str | None = None
     error_param: str | None = None
+    accepted_guesses: int = 0
+    rejected_guesses: int = 0
 
     @property
     def has_only_tokens(self) -> bool:
@@ -238,6 +243,7 @@ class Output(Message, frozen=True, gc=False):
             and self.queue_s is None
             and self.embedding is None
             and self.cached_tokens is None
+            and not (self.accepted_guesses or self.rejected_guesses)
         )
 
 

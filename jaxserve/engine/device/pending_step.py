@@ -41,6 +41,7 @@ class StepResults:
     Args:
         ids: one a row of the plan; -1 where the logits weren't finite.
         drafted: for each of the plan's drafts, the tokens that its sequence gets.
+        verified: of each sequence with drafts, how many guesses were taken, and of how many.
         logprobs: of the sequences that asked for them, one entry for each of their rows.
         embeddings: likewise, [E] float32 each.
         prompt_logprobs: for each span, one entry a token.
@@ -48,6 +49,7 @@ class StepResults:
 
     ids: list[int]
     drafted: list[list[int]]
+    verified: dict[Sequence, tuple[int, int]]
     logprobs: dict[Sequence, list[TokenLogprobs]]
     embeddings: dict[Sequence, bytes]
     prompt_logprobs: list[tuple[PromptSpan, list[TokenLogprobs]]]
@@ -151,11 +153,18 @@ class PendingStep:
             for nth, own in enumerate(ids)
         ]
 
-    def _tokens(self, ids: list[int]) -> tuple[list[int], list[list[int]]]:
-        """The first two fields of StepResults, by what the rows drew."""
+    def _tokens(
+        self, ids: list[int]
+    ) -> tuple[list[int], list[list[int]], dict[Sequence, tuple[int, int]]]:
+        """The first three fields of StepResults, by what the rows drew."""
         if self.verify is None:
-            return ids, []
-        return [ids[row] for row in self.verify.firsts], self.verify.taken(ids)
+            return ids, [], {}
+        taken = self.verify.taken(ids)
+        verified = {
+            draft.sequence: (len(own) - 1, len(draft.guesses))
+            for draft, own in zip(self.verify.drafts, taken, strict=True)
+        }
+        return [ids[row] for row in self.verify.firsts], taken, verified
 
     def _embeddings(self) -> dict[Sequence, bytes]:
         """The embeddings that were asked for, [E] float32 each."""

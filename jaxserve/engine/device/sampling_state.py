@@ -31,11 +31,13 @@ class SamplingRequest:
     Args:
         masks: rules for its token masks; None if any token may always be drawn.
         pool: the request is for the prompt's embedding, not for text.
+        prediction: tokens that the output may repeat.
     """
 
     params: SamplingParams
     masks: MaskRules | None = None
     pool: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 def settled_until(request: Request) -> int:

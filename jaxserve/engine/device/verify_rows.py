@@ -22,7 +22,7 @@ class DraftRows:
     """
 
     slot: int
-    sequence: Sequence | None
+    sequence: Sequence
     first: int
     position: int
     guesses: tuple[int, ...]
@@ -54,17 +54,14 @@ class VerifyRows:
         firsts = np.cumsum(counts) - counts
         offsets = np.arange(counts.sum(), dtype=np.int32) - np.repeat(firsts, counts)
         positions = table.next_output_positions(decodes)
-        drafts = tuple(
-            DraftRows(
-                slot := plan.decode_slots[draft.row],
-                table.sequences[slot],
-                int(firsts[draft.row]),
-                int(positions[draft.row]),
-                draft.token_ids,
-            )
-            for draft in plan.drafts
-        )
-        return cls(np.repeat(decodes, counts), offsets, firsts, drafts)
+        drafts = []
+        for draft in plan.drafts:
+            row, slot = draft.row, plan.decode_slots[draft.row]
+            sequence = table.sequences[slot]
+            assert sequence is not None
+            first, position = int(firsts[row]), int(positions[row])
+            drafts.append(DraftRows(slot, sequence, first, position, draft.token_ids))
+        return cls(np.repeat(decodes, counts), offsets, firsts, tuple(drafts))
 
     def fill(self, buffers: HostBuffers, table: SlotTable) -> None:
         """Fills the arrays of a bucket for guesses. Of each sequence, the table then counts the

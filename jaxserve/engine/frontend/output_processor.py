@@ -58,6 +58,12 @@ class OutputProcessor:
         if output.logprobs is not None:
             logprobs = tuple(output.logprobs[: len(delta.token_ids)])  # cut at a stop string
             delta = replace(delta, logprobs=logprobs)
+        if output.accepted_guesses or output.rejected_guesses:
+            delta = replace(
+                delta,
+                accepted_guesses=output.accepted_guesses,
+                rejected_guesses=output.rejected_guesses,
+            )
         if output.embedding is not None:
             delta = replace(delta, embedding=output.embedding)
         if output.index not in self._started:

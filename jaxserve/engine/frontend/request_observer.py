@@ -6,11 +6,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxserve.engine.core.protocol import EngineStats
+from jaxserve.engine.core.protocol import EngineStats, SpeculationStats
 from jaxserve.outputs import FinishReason
 from jaxserve.sampling.params import SamplingParams
 
-__all__ = ["ChoiceTimes", "EndReason", "EngineStats", "RequestObserver", "RequestTimes"]
+__all__ = [
+    "ChoiceTimes",
+    "EndReason",
+    "EngineStats",
+    "RequestObserver",
+    "RequestTimes",
+    "SpeculationStats",
+]
 
 EndReason = FinishReason | Literal["error"]
 

@@ -136,7 +136,15 @@ class RequestValidator:
         )
         bad_words = [ids for word in params.bad_words for ids in self._spellings(word)]
         stop = frozenset(params.stop_token_ids) | frozenset(eos)
-        return Submit(request_id, ids, filled, stop, bad_words, priority, cache_salt, pool)
+        prediction: list[int] = []
+        if params.prediction:
+            # Only its beginning can be of use, and a token has a character at least.
+            most = (self.max_model_len - len(ids)) * self.tokenizer.longest_piece
+            text = params.prediction[:most]
+            prediction = self.tokenizer.encode(text, add_special_tokens=False)
+        return Submit(
+            request_id, ids, filled, stop, bad_words, priority, cache_salt, pool, prediction
+        )
 
     def _spellings(self, word: str) -> list[list[int]]:
         """Token ids of a bad word, at the start of a text and after a space."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jaxserve.server.observability.prometheus_families import JAXSERVE_PREFIX, counter, gauge
 
 if TYPE_CHECKING:
     from jaxserve.engine.frontend.client import EngineClient
+    from jaxserve.engine.frontend.request_observer import SpeculationStats
 
 
 class EngineMetrics(Collector):
@@ -78,6 +79,8 @@ class EngineMetrics(Collector):
             (f"{JAXSERVE_PREFIX}device_idle_seconds", idle_help, stats.idle_s),
         ):
             yield counter(name, help_text, value, labels)
+        if stats.speculation is not None:
+            yield from self._speculation(stats.speculation)
         info = {
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(scheduler.blocks_total),
@@ -86,3 +89,20 @@ class EngineMetrics(Collector):
         yield gauge(
             f"{prefix}cache_config_info", "Settings of the KV cache.", 1, {**labels, **info}
         )
+
+    def _speculation(self, stats: SpeculationStats) -> Iterator[Metric]:
+        labels, prefix = self._labels, f"{self._prefix}spec_decode_num_"
+        for name, help_text, value in (
+            ("drafts", "Times that guesses of a choice were verified.", stats.drafts),
+            ("draft_tokens", "Guesses that were verified.", stats.draft_tokens),
+            ("accepted_tokens", "Guesses that were taken.", stats.accepted_tokens),
+        ):
+            yield counter(prefix + name, help_text, value, labels)
+        by_position = CounterMetricFamily(
+            f"{prefix}accepted_tokens_per_pos",
+            "Guesses that were taken, by their position in the draft.",
+            labels=[*labels, "position"],
+        )
+        for position, count in enumerate(stats.accepted_per_position):
+            by_position.add_metric([*labels.values(), str(position)], count)
+        yield by_position

@@ -32,11 +32,16 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
+    """Args: accepted_prediction_tokens, rejected_prediction_tokens: guesses that were verified, of
+    the request's prediction or of any other source (--speculation)."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """Args: completion_tokens_details: only of chat completions."""
+    """Args: completion_tokens_details: of chat completions, and where guesses were verified."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -54,16 +59,21 @@ class TokenCount:
         cached: of its prompts, those in the prefix cache.
         reasoning: of its outputs, those of reasoning; None before the end, and if outputs aren't
             parsed for it.
+        accepted, rejected: of the guesses that were verified.
     """
 
     prompt: int
     completion: int = 0
     cached: int = 0
     reasoning: int | None = None
+    accepted: int = 0
+    rejected: int = 0
 
     def add(self, delta: CompletionDelta) -> None:
         self.completion += len(delta.token_ids)
         self.cached += delta.cached_tokens or 0
+        self.accepted += delta.accepted_guesses
+        self.rejected += delta.rejected_guesses
 
     def usage(self) -> Usage:
         usage = Usage(
@@ -72,7 +82,8 @@ class TokenCount:
             self.prompt + self.completion,
             PromptTokensDetails(self.cached),
         )
-        if self.reasoning is not None:
-            reasoning = min(self.reasoning, self.completion)
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+        if self.reasoning is not None or self.accepted or self.rejected:
+            usage.completion_tokens_details = CompletionTokensDetails(
+                min(self.reasoning or 0, self.completion), self.accepted, self.rejected
+            )
         return usage

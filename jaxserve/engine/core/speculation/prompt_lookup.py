@@ -4,6 +4,7 @@ follow again (Saxena, Prompt Lookup Decoding, 2023)."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from itertools import islice
 
 from scheduler import Sequence
@@ -18,10 +19,14 @@ class NgramIndex:
 
     Args:
         tokens: the text so far.
+        prediction: what may follow it. It is searched as if it stood in the text, though the text
+            goes on after `tokens`.
     """
 
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self._tokens = list(tokens)
+    def __init__(self, tokens: SequenceOf[int], prediction: SequenceOf[int] = ()) -> None:
+        self._tokens = [*tokens, *prediction]
+        self._added = len(prediction)
+        self._tail = tuple(tokens[-max(SIZES) :])  # the last tokens of the text itself
         # For each size: the end of each n-gram's last occurrence but the one that ends the text.
         self._ends: list[dict[tuple[int, ...], int]] = []
         for size in SIZES:
@@ -30,7 +35,7 @@ class NgramIndex:
             self._ends.append(dict(zip(zip(*shifted, strict=False), ends, strict=False)))
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._tokens) - self._added
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens."""
@@ -38,9 +43,10 @@ class NgramIndex:
         for token in tokens:
             end = len(text)
             for size, ends in zip(SIZES, self._ends, strict=True):
-                if end >= size:
-                    ends[tuple(text[end - size :])] = end
+                if len(self._tail) >= size:
+                    ends[self._tail[-size:]] = end
             text.append(token)
+            self._tail = (*self._tail, token)[-max(SIZES) :]
 
     def continuation(self, most: int) -> list[int]:
         """Up to `most` tokens that followed where the last n-gram stood before, the longest size
@@ -48,7 +54,7 @@ class NgramIndex:
         repeats what lies between."""
         text = self._tokens
         for size, ends in zip(SIZES, self._ends, strict=True):
-            at = ends.get(tuple(text[-size:]))
+            at = ends.get(self._tail[-size:])
             if at is not None:
                 period = text[at : at + most]
                 return (period * (-(-most // len(period))))[:most]
@@ -56,7 +62,7 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """Proposes from each sequence's own text."""
+    """Proposes from each sequence's own text, and from the prediction that its request has."""
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, NgramIndex] = {}
@@ -65,7 +71,8 @@ class PromptLookup:
         """See Proposer."""
         index = self._indices.get(sequence)
         if index is None:
-            index = NgramIndex(sequence.request.prompt_token_ids)
+            request = sequence.request
+            index = NgramIndex(request.prompt_token_ids, request.payload.prediction)
             self._indices[sequence] = index
         index.extend(sequence.output_token_ids[len(index) - sequence.num_prompt :])
         return index.continuation(most)

@@ -15,6 +15,7 @@ from jaxserve.server.api.shared.generation import DeltaBatches
 from jaxserve.server.api.shared.json_body import read_body, run_off_loop
 from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 from jaxserve.server.wire.generation_request import BaseGenerationRequest
+from jaxserve.server.wire.ignored_fields import ignore
 from jaxserve.server.wire.response_fields import TokenCount
 
 Body = TypeVar("Body", bound=BaseGenerationRequest)
@@ -51,6 +52,8 @@ async def start_chat(
     body = await read_body(request, into, unsupported)
     context.check_model(body.model)
     body.check()
+    if getattr(body, "prediction", None) is not None and not context.client.config.speculation:
+        ignore("prediction")
     with body.naming_errors():
         params = context.check_limits(body.to_sampling_params(context.client.sampling_defaults))
         prompt = await run_off_loop(request, render, context, body, params)

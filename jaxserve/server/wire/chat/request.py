@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
+
+import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
@@ -17,6 +20,26 @@ from jaxserve.server.wire.tools import NamedToolChoice, Tool, ToolUse
 from jaxserve.server.wire.validation import renaming
 
 
+class PredictionPart(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"
+):
+    text: str
+
+
+class Prediction(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="content"
+):
+    """What the answer may repeat in large parts, as a file in which something is to be changed."""
+
+    content: str | list[PredictionPart]
+
+    def add_to(self, params: SamplingParams) -> SamplingParams:
+        """The params with its text."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return replace(params, prediction=text or None)
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions.
 
@@ -27,6 +50,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
             them.
         reasoning_effort: for the model's chat template; ignored if it doesn't use it.
         include_reasoning: false leaves the reasoning out of the response.
+        prediction: changes the speed alone; see SamplingParams.prediction.
     """
 
     messages: list[dict[str, Any]]
@@ -42,6 +66,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    prediction: Prediction | None = None
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools and a tool_choice that contradict each other."""
@@ -71,7 +96,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         top = (self.top_logprobs or 0) if self.logprobs else None
         with renaming({"logprobs": "top_logprobs"}):
             limit = self.max_tokens if limit is None else limit
-            return self.sampling_params(limit, top, defaults)
+            params = self.sampling_params(limit, top, defaults)
+        return params if self.prediction is None else self.prediction.add_to(params)
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
@@ -89,7 +115,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = GENERATION_UNSUPPORTED | {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "moderation": (),
     # vLLM's extras

@@ -39,3 +39,16 @@ def test_a_text_that_repeats_nothing_has_no_guess() -> None:
     index = NgramIndex(range(100))
     index.extend(range(100, 200))
     assert index.continuation(4) == []
+
+
+def test_a_prediction_is_followed_from_its_beginning_and_found_again() -> None:
+    index = NgramIndex([1, 2, 3, 4], prediction=[10, 11, 12, 13, 14, 15, 16])
+    assert len(index) == 4
+    assert index.continuation(3) == [10, 11, 12]
+    index.extend([10, 11])
+    assert index.continuation(3) == [12, 13, 14]
+    index.extend([99])  # another token than predicted
+    assert index.continuation(3) == []
+    index.extend([13, 14])
+    assert index.continuation(2) == [15, 16]
+    assert len(index) == 9

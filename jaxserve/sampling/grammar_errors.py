@@ -53,6 +53,8 @@ def faulty_part(text: str) -> str:
         return ""
     shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
     reason, path, until = _refused(schema), "", time.thread_time() + SEARCH_S
+    if not reason:  # it can be compiled, but not followed
+        return ""
     while (found := _part_refused(schema, shared, reason, until)) is not None:
         path, schema = f"{path}.{found[0]}", found[1]
     return path

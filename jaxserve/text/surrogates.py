@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+MAX_SEARCHED = 2**20  # some 50 ms of work for nothing but escapes
 # JSON's escapes, one after another: a pair, half a pair, any other.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -18,6 +19,7 @@ def without_half_surrogates(text: str) -> str:
 
 
 def find_half_surrogate(data: bytes) -> int | None:
-    """Where the first half of a pair is in JSON's bytes; None if there is none."""
-    halves = (found.start() for found in _ESCAPE.finditer(data) if found["half"])
+    """Where the first half of a pair is in the first MAX_SEARCHED bytes of a JSON text; None if
+    there is none."""
+    halves = (found.start() for found in _ESCAPE.finditer(data[:MAX_SEARCHED]) if found["half"])
     return next(halves, None)

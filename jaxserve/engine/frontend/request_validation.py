@@ -58,12 +58,17 @@ class RequestValidator:
             return prompt
         if isinstance(prompt, str):
             self._check_length(prompt, params)
-            ids = self.tokenizer.encode(prompt, add_special_tokens)
+            tokens: Sequence[int] = self.tokenizer.encode(prompt, add_special_tokens)
         else:
-            ids = _whole(prompt)
+            tokens = prompt
         if (keep := params.truncate_prompt_tokens) is not None:
             output = params.max_tokens or default_max_tokens or 1
-            ids = ids[-(self.max_model_len - output if keep == -1 else keep) :]
+            tokens = tokens[-(self.max_model_len - output if keep == -1 else keep) :]
+        # Before each id is looked at, which takes long for a million.
+        if len(tokens) > self.max_model_len - generates:
+            needs = ", and the output needs one" if generates else ""
+            raise self._too_long(f"the prompt has {len(tokens)}{needs}: shorten the prompt")
+        ids = _whole(tokens)
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
@@ -72,9 +77,6 @@ class RequestValidator:
                 f"the prompt holds token id {bad}; ids must be from 0 to {self.vocab_size - 1}",
                 "prompt",
             )
-        if len(ids) > self.max_model_len - generates:
-            needs = ", and the output needs one" if generates else ""
-            raise self._too_long(f"the prompt has {len(ids)}{needs}: shorten the prompt")
         wanted = params.max_tokens if generates else None
         if wanted is not None and len(ids) + wanted > self.max_model_len:
             raise self._too_long(

@@ -75,12 +75,7 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         for name in ("tools", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name):
                 raise InvalidRequestError(f"{name} needs messages, not a prompt", name)
-        if len(body.prompt) > MAX_CHARACTERS:
-            raise InvalidRequestError(
-                f"the prompt has {len(body.prompt)} characters; at most {MAX_CHARACTERS} are "
-                "tokenized at once: send it in parts",
-                "prompt",
-            )
+        _check_length(body.prompt, "prompt")
         return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     chat = ChatCompletionRequest(
         model="",
@@ -90,7 +85,18 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return tokenizer.encode(chat_conversation(chat).text(context), bool(body.add_special_tokens))
+    text = chat_conversation(chat).text(context)
+    _check_length(text, "messages")
+    return tokenizer.encode(text, bool(body.add_special_tokens))
+
+
+def _check_length(text: str, field: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are tokenized at "
+            "once: send it in parts",
+            field,
+        )
 
 
 async def detokenize(request: web.Request) -> web.Response:

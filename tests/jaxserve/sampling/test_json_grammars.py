@@ -245,6 +245,13 @@ def test_an_error_names_the_part_of_the_schema(
     assert "\n" not in str(raised.value)
 
 
+def test_a_schema_that_is_too_large_as_a_whole_names_no_part(compiler: GrammarCompiler) -> None:
+    properties = {f"p{i}": {"type": "string"} for i in range(3000)}
+    with pytest.raises(InvalidRequestError, match="Too many items") as raised:
+        compiler.compile(StructuredOutputsParams(json={"properties": properties}))
+    assert raised.value.param == "structured_outputs"
+
+
 def test_an_error_names_the_rule_of_a_schema_in_a_grammar(compiler: GrammarCompiler) -> None:
     good, bad = '{"type": "string"}', json.dumps({"properties": {"a": BAD}})
     grammar = f"start: one | two\none: %json {good}\ntwo: %json {bad}"

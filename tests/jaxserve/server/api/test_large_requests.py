@@ -72,8 +72,26 @@ async def test_more_logprobs_of_prompts_than_a_response_holds_are_refused(
 async def test_tokenizing_is_bounded(tiny_server: Any) -> None:
     status, body = await post(tiny_server, "/tokenize", prompt="a" * (MAX_CHARACTERS + 1))
     assert (status, body["error"]["param"]) == (400, "prompt")
+    long = [{"role": "user", "content": "a" * (MAX_CHARACTERS + 1)}]
+    status, body = await post(tiny_server, "/tokenize", messages=long)
+    assert (status, body["error"]["param"]) == (400, "messages")
     status, body = await post(tiny_server, "/tokenize", prompt="a" * 100_000)
     assert (status, body["count"]) == (200, 100_000)
+
+
+@pytest.mark.parametrize("ids", [[97] * 300_000, [97] * 300_000 + [10**9]])
+async def test_too_many_ids_are_refused_before_each_is_looked_at(
+    tiny_server: Any, ids: list[int]
+) -> None:
+    status, body = await post(tiny_server, "/v1/completions", prompt=ids)
+    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert body["error"]["code"] == "context_length_exceeded"
+    asked = {"prompt": ids, "truncate_prompt_tokens": 5, "max_tokens": 1}
+    status, body = await post(tiny_server, "/v1/completions", **asked)
+    if ids[-1] == 97:
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 5)
+    else:
+        assert (status, body["error"]["param"]) == (400, "prompt")
 
 
 async def test_other_requests_are_answered_while_a_long_text_is_detokenized(

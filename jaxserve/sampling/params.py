@@ -157,8 +157,8 @@ class SamplingParams:
         prediction: a text that the output may repeat in large parts, as a file to change. It
             changes no token; with EngineConfig.speculation they come sooner where it is right.
         beam_search: search for the likeliest outputs instead of drawing; the n best are returned,
-            at the end. temperature and seed are ignored; NOT_WITH_BEAMS lists the fields that are
-            refused.
+            at the end. NOT_WITH_BEAMS lists the fields that are refused beside it, and so is a
+            temperature other than 0 and 1. A seed is refused when a request is made.
 
     Raises:
         InvalidRequestError: names the field and its range.
@@ -290,6 +290,12 @@ class SamplingParams:
                 raise InvalidRequestError(
                     f"beam search follows the model's own distribution: leave out {name}", name
                 )
+        if self.temperature not in (0, 1):  # which clients send for "no random draw" or by default
+            raise InvalidRequestError(
+                "beam search follows the model's own distribution: leave out temperature, or set "
+                "it to 0 or 1",
+                "temperature",
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuses token ids that can't be drawn (XLA would silently clamp or drop them).

@@ -31,7 +31,16 @@ def engine_config(model: str, settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def several(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
-    """The prompts as text or token ids, one or many."""
+    """The prompts as text or token ids, one or many.
+
+    Raises:
+        InvalidRequestError: they are neither.
+    """
+    if not isinstance(prompts, str | Mapping) and not _is_list(prompts):
+        raise InvalidRequestError(
+            f"prompts are texts, lists of token ids or mappings; got {type(prompts).__name__}",
+            "prompt",
+        )
     one = isinstance(prompts, str | Mapping) or (
         len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
     )
@@ -40,8 +49,14 @@ def several(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
 
 def as_prompt(given: Any) -> Prompt:
     """One prompt as text or token ids."""
+    if isinstance(given, str):
+        return given
+    if _is_list(given):
+        return list(given)
     if not isinstance(given, Mapping):
-        return given if isinstance(given, str) else list(given)
+        raise InvalidRequestError(
+            f"a prompt is text or a list of token ids; got {type(given).__name__}", "prompt"
+        )
     found = [given[name] for name in ("prompt", "prompt_token_ids") if given.get(name) is not None]
     if len(found) != 1 or given.keys() - {"prompt", "prompt_token_ids"}:
         raise InvalidRequestError(
@@ -50,6 +65,14 @@ def as_prompt(given: Any) -> Prompt:
             "prompt",
         )
     return as_prompt(found[0])
+
+
+def _is_list(given: Any) -> bool:
+    """Whether something is a sequence or an array, but no text and no bytes."""
+    is_array = hasattr(given, "__array__") and getattr(given, "ndim", 0) > 0
+    return is_array or (
+        isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
+    )
 
 
 def chat_prompt(

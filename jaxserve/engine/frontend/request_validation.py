@@ -56,6 +56,10 @@ class RequestValidator:
         """
         if isinstance(prompt, ValidatedPrompt):
             return prompt
+        if params.beam_search is not None and params.seed is not None:
+            raise InvalidRequestError(
+                "beam search draws nothing, so a seed has no effect: leave it out", "seed"
+            )
         if isinstance(prompt, str):
             self._check_length(prompt, params)
             tokens: Sequence[int] = self.tokenizer.encode(prompt, add_special_tokens)

@@ -16,7 +16,7 @@ from jaxserve.engine.core.protocol import Output
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.outputs import PositionLogprobs
-from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 LogprobsOf = Sequence[PositionLogprobs | None] | None
 
@@ -195,6 +195,23 @@ def test_a_pool_without_a_block_is_refused(tiny_llama: Path) -> None:
 def test_unknown_settings_are_refused(tiny_llama: Path) -> None:
     with pytest.raises(TypeError, match="no setting max_len"):
         LLM(str(tiny_llama), max_len=5)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", [b"abc"], [None], [5.0], [{"prompt": b"a"}]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="token ids"):
+        llm.generate(prompts)
+
+
+def test_a_beam_search_ignores_nothing_silently(llm: LLM, prompts: list[list[int]]) -> None:
+    beams = BeamSearchParams(2)
+    for temperature in (0, 1):
+        params = SamplingParams(max_tokens=2, beam_search=beams, temperature=temperature)
+        assert len(llm.generate(prompts[:1], params)[0].outputs) == 1
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        SamplingParams(beam_search=beams, temperature=0.7)
+    with pytest.raises(InvalidRequestError, match="seed"):
+        llm.generate(prompts[:1], SamplingParams(max_tokens=2, beam_search=beams, seed=3))
 
 
 def test_more_prompts_than_a_server_would_queue_are_taken(llm: LLM) -> None:

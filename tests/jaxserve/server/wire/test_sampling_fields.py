@@ -114,6 +114,7 @@ def test_the_width_of_a_beam_search_is_best_of_or_n() -> None:
         ({"use_beam_search": True, "n": 17}, "n"),
         ({"use_beam_search": True, "best_of": 17}, "best_of"),
         ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
         ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
         ({"length_penalty": 0.5}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler.blocks.pool import NULL_BLOCK, BlockPool
 from scheduler.plan import StepPlan
@@ -67,8 +68,7 @@ class ChangedTable:
     num_released: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):  # which is made for every sequence of every snapshot: it is cheap
     """Tokens of a running sequence. Args: computed: planned so far; known: prompt and output."""
 
     key: int
@@ -121,7 +121,7 @@ class _Reported:
     lengths: list[int] = field(default_factory=list)
     tails: list[list[int]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    progress: tuple[int, int] = (-1, -1)
+    progress: Progress | None = None
 
 
 class Recorder:
@@ -174,14 +174,15 @@ class Recorder:
         step = self._next_step()
         running = [*self._running.with_slots(), *self._running.forked]
         started, ended = self._starts_and_ends(running)
-        tables, progress = [], []
+        tables: list[ChangedTable] = []
+        progress = []
         for sequence in running:
             reported = self._reported[sequence]
             tables += _changed_tables(sequence, reported, self._tail)
-            now = sequence.position(step), sequence.num_tokens
+            now = Progress(reported.key, sequence.position(step), sequence.num_tokens)
             if now != reported.progress:
                 reported.progress = now
-                progress.append(Progress(reported.key, *now))
+                progress.append(now)
         is_first, self._is_first = self._is_first, False
         queue = self._queue_head()
         waiting, self._queue = None if queue == self._queue else queue, queue
@@ -199,16 +200,26 @@ class Recorder:
     def _starts_and_ends(
         self, running: list[Sequence]
     ) -> tuple[list[StartedSequence], list[EndedSequence]]:
-        ended = []
-        gone = self._reported.keys() - set(running)
-        again = [s for s in running if self._of(s).preemptions != s.num_preemptions]
-        started = [_start(s, r) for s in gone if not (r := self._reported[s]).announced]
-        for sequence in [*gone, *again]:
-            reported = self._reported.pop(sequence)
-            preempted = sequence.num_preemptions > reported.preemptions
-            if reported.announced:
+        """Of the sequences that run now, and of those that did."""
+        started, ended = [], []
+        known = self._reported
+        for sequence in running:
+            reported = known.get(sequence)
+            # One that was preempted has started again.
+            if reported and reported.preemptions != sequence.num_preemptions:
+                if reported.announced:
+                    ended.append(EndedSequence(reported.key, True))
+                del known[sequence]
+                reported = None
+            if not (reported := reported or self._of(sequence)).announced:
+                started.append(_start(sequence, reported))
+        if len(known) > len(running):
+            for sequence in known.keys() - set(running):
+                reported = known.pop(sequence)
+                if not reported.announced:
+                    started.append(_start(sequence, reported))
+                preempted = sequence.num_preemptions > reported.preemptions
                 ended.append(EndedSequence(reported.key, preempted))
-        started += [_start(s, r) for s in running if not (r := self._of(s)).announced]
         return started, ended
 
     def _changed_blocks(self) -> list[tuple[int, int]]:
@@ -220,17 +231,14 @@ class Recorder:
             some = list(changed)
             changed.clear()
         some.sort()
-        return [(block, _state(pool, block)) for block in some]
+        references, is_cached = pool.references, pool.is_cached
+        return [(b, references(b) or (CACHED if is_cached(b) else 0)) for b in some]
 
     def _queue_head(self) -> list[WaitingSequence]:
         return [
             WaitingSequence(s.request.request_id, s.index, s.num_tokens, s.num_preemptions)
             for s in self._waiting.head(MOST_WAITING)
         ]
-
-
-def _state(pool: BlockPool, block: int) -> int:
-    return pool.references(block) or (CACHED if pool.is_cached(block) else 0)
 
 
 def _start(sequence: Sequence, reported: _Reported) -> StartedSequence:

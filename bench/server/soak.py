@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ class Tally:
     cut: int = 0
     tokens: int = 0
     memory: list[tuple[float, float, float]] = field(default_factory=list)
+
+    @property
+    def of_server(self) -> list[float]:
+        return [server for _, server, _ in self.memory]
+
+    @property
+    def of_engine(self) -> list[float]:
+        return [engine for *_, engine in self.memory]
 
 
 def resident_mib(pid: int) -> float:
@@ -126,8 +135,8 @@ async def soak(server: ServerProcess, minutes: float, overload: float) -> tuple[
         "finished": tally.finished,
         "cut": tally.cut,
         "tokens": tally.tokens,
-        "server_growth_share": round(growth(tally, 1), 4),
-        "engine_growth_share": round(growth(tally, 2), 4),
+        "server_growth_share": round(growth(tally.of_server), 4),
+        "engine_growth_share": round(growth(tally.of_engine), 4),
         "server_first_mib": tally.memory[0][1],
         "server_last_mib": tally.memory[-1][1],
         "engine_first_mib": tally.memory[0][2],
@@ -136,12 +145,12 @@ async def soak(server: ServerProcess, minutes: float, overload: float) -> tuple[
     return figures, tally
 
 
-def growth(tally: Tally, column: int) -> float:
-    """Growth of memory from the second third of the run to the last, as a share: the first third
-    fills caches."""
-    third = max(1, len(tally.memory) // 3)
-    early = [m[column] for m in tally.memory[third : 2 * third]] or [tally.memory[0][column]]
-    late = [m[column] for m in tally.memory[2 * third :]] or early
+def growth(values: Sequence[float]) -> float:
+    """Growth from the second third of a run to the last, as a share: the first third fills
+    caches."""
+    third = max(1, len(values) // 3)
+    early = values[third : 2 * third] or values[:1]
+    late = values[2 * third :] or early
     return sum(late) / len(late) / (sum(early) / len(early)) - 1
 
 
@@ -160,7 +169,7 @@ def main() -> None:
     good = (
         set(tally.statuses) <= {200, 429, 503}
         and not tally.cut
-        and max(growth(tally, 1), growth(tally, 2)) < MOST_GROWTH
+        and max(growth(tally.of_server), growth(tally.of_engine)) < MOST_GROWTH
         and status == 0
     )
     print_figures(figures | {"exit_status": status, "good": good})

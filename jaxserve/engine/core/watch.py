@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from jaxserve.engine.core.protocol import Snapshot, StepRecord
 from scheduler import Changes, Recorder, StepPlan
 
-PERIOD_S = 0.1  # between snapshots
+PERIOD_S = 0.1  # between snapshots, or longer, so that taking them needs no more than
+MOST_SHARE = 0.005  # of the engine's time; but never longer than
+LONGEST_S = 1.0
 MOST_STEPS = 200  # that a snapshot reports, the last ones
 
 
@@ -60,13 +62,15 @@ class Watch:
         self._prompts.clear()
 
     def take(self) -> Snapshot | None:
-        """What has changed; None if nothing has, or the last look was less than PERIOD_S ago."""
+        """What has changed; None if nothing has, or the last look was too short a time ago."""
         now = time.monotonic()
         if now < self._due:
             self.settled = False
             return None
-        self._due = now + PERIOD_S
+        began = time.thread_time()  # not of the clock: others may have had the processor
         changes = self._recorder.take()
+        pause_s = (time.thread_time() - began) / MOST_SHARE
+        self._due = now + max(PERIOD_S, min(pause_s, LONGEST_S))
         self.settled = not (self._steps or _tells(changes))
         if self.settled:
             return None

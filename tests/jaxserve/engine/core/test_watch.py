@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots as often as somebody looks."""
     monkeypatch.setattr(watch, "PERIOD_S", 0.0)
+    monkeypatch.setattr(watch, "MOST_SHARE", math.inf)
 
 
 def test_steps_are_told_with_their_rows_and_times(llm: LLM, every_look: None) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 EVENTS = "/v1/engine/events"
 # Only against hanging; nothing is measured.
-LIMIT = aiohttp.ClientTimeout(total=120)
+LIMIT = aiohttp.ClientTimeout(total=600)
 BODY = {"model": "tiny", "prompt": "a", "ignore_eos": True, "max_tokens": 200}
 
 
@@ -47,7 +47,7 @@ class Reader:
 
     async def until(self, holds: Callable[[EventState], Any]) -> Any:
         """Waits until something holds of the state; what it is."""
-        async with self._news, asyncio.timeout(100):
+        async with self._news, asyncio.timeout(300):
             while not (found := holds(self.state)):
                 assert not self.ended, "the stream ended"
                 await self._news.wait()
@@ -175,13 +175,13 @@ async def test_waiting_requests_are_told(http: aiohttp.ClientSession) -> None:
 
 
 async def test_a_stop_ends_the_stream(start_tiny: Callable[..., Any]) -> None:
-    server = start_tiny("--drain-timeout", "60", "--api-key", "secret")
+    server = start_tiny("--drain-timeout", "600", "--api-key", "secret")
     async with aiohttp.ClientSession(server.url, timeout=LIMIT) as http:
         async with http.get(EVENTS) as response:
             assert response.status == 401
         async with reading(http, Authorization="Bearer secret") as reader:
             server.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(50):  # below the drain's timeout
+            async with asyncio.timeout(300):  # below the drain's timeout
                 while not reader.ended:
                     await asyncio.sleep(0.05)
         assert server.wait() == 0

@@ -73,7 +73,8 @@ class EngineConfig:
             for each decode size.
         speculation: where guesses of the next tokens come from, which a step verifies together;
             they change no token. None: nowhere. "ngram": what followed the last tokens where they
-            stood before, in prompt or output.
+            stood before, in prompt or output. "suffix": also what followed them in recent outputs
+            under the same cache salt.
         num_speculative_tokens: guesses of a sequence in a step; None: up to 8, by how many are
             right.
         forbid_compile: raise instead of compiling after ready.
@@ -102,7 +103,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool = True
     decode_steps: int = 1
-    speculation: Literal["ngram"] | None = None
+    speculation: Literal["ngram", "suffix"] | None = None
     num_speculative_tokens: int | None = None
     forbid_compile: bool = False
     seed: int = 0
@@ -134,9 +135,9 @@ class EngineConfig:
             raise ConfigError(
                 f"generation_config must be auto or none; it was {self.generation_config!r}"
             )
-        if self.speculation not in (None, "ngram"):
+        if self.speculation not in (None, "ngram", "suffix"):
             raise ConfigError(
-                f"speculation must be ngram, or left out; it was {self.speculation!r}"
+                f"speculation must be ngram or suffix, or unset; it was {self.speculation!r}"
             )
         if self.speculation is not None and self.decode_steps > 1:
             raise ConfigError("speculation needs decode_steps to be 1: leave one of them out")

@@ -44,7 +44,7 @@ HELP = {
     "overlap": "plan a step while the one before it runs",
     "decode_steps": "tokens a row in one dispatch, while no request waits and no output can end",
     "speculation": "guess the next tokens and verify several in a step: ngram (what followed the "
-    "last tokens where they stood before)",
+    "last tokens where they stood before) or suffix (in recent outputs too)",
     "num_speculative_tokens": "guesses of a sequence in a step (default: up to 8, by how many are "
     "right)",
     "forbid_compile": "fail a step that would compile after ready",

@@ -8,6 +8,7 @@ from jaxserve.engine.core.protocol import SpeculationStats
 from jaxserve.engine.core.speculation.gain import HitRate, StepTimes, depths
 from jaxserve.engine.core.speculation.prompt_lookup import PromptLookup
 from jaxserve.engine.core.speculation.proposer import Proposer
+from jaxserve.engine.core.speculation.suffix_cache import SuffixCache
 from scheduler import Scheduler, Sequence, StepPlan
 
 FORGET_EVERY = 256  # steps
@@ -108,4 +109,5 @@ class Speculation:
 
 def make_proposer(name: str) -> Proposer:
     """The proposer of EngineConfig.speculation."""
-    return {"ngram": PromptLookup}[name]()
+    proposers: dict[str, type[Proposer]] = {"ngram": PromptLookup, "suffix": SuffixCache}
+    return proposers[name]()

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
+from jaxserve.engine.core.protocol import Output, Submit
+from jaxserve.engine.core.speculation.speculation import make_proposer
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -95,7 +100,14 @@ def too_long(true: list[int], most: int) -> list[int]:
     return [*true, *range(100)]
 
 
-PROPOSERS = {"ngram": None, "wrong": wrong, "right": right, "mixed": mixed, "too_long": too_long}
+PROPOSERS = {
+    "ngram": None,
+    "suffix": None,
+    "wrong": wrong,
+    "right": right,
+    "mixed": mixed,
+    "too_long": too_long,
+}
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -119,6 +131,8 @@ def test_outputs_are_those_without_guesses(
                 list(output.token_ids) for output in done.outputs
             )
         monkeypatch.setattr(engine.core._speculation, "_proposer", adversary)
+    elif name == "suffix":
+        monkeypatch.setattr(engine.core._speculation, "_proposer", make_proposer(name))
     before, stats = engine.core.stats.preemptions, engine.core.report().speculation
     for found, wanted in zip(engine.generate(inputs, kinds), expected, strict=True):
         assert [*map(bits, found.outputs)] == [*map(bits, wanted.outputs)]
@@ -141,3 +155,79 @@ def test_outputs_are_those_without_guesses(
         assert accepted > 0.9 * guesses
     else:
         assert 0 < accepted < guesses
+
+
+class Chaos:
+    """Guesses of any length, right up to any place, of any tokens, by what hypothesis draws."""
+
+    def __init__(self, rng: random.Random, truth: dict[str, list[list[int]]]) -> None:
+        self._rng, self._truth = rng, truth
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        rng, known = self._rng, len(sequence.output_token_ids)
+        true = self._truth[sequence.request.request_id][sequence.index][known:]
+        right = true[: rng.choice((0, 1, most, most + 5))]
+        return right + [rng.choice((-5, 3, 77, 258, 10**9)) for _ in range(rng.choice((0, 1, 9)))]
+
+    def forget_ended(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def references(llm: LLM, prompts: list[list[int]]) -> list[tuple[Submit, list[CompletionOutput]]]:
+    """Requests, and their outputs without guesses."""
+    kinds = [SamplingParams(**{"ignore_eos": True, "seed": 0} | kind) for kind in KINDS]
+    # A stop string ends an output in the front end, which this test leaves out.
+    kinds = [kind for kind in kinds if not (kind.stop or kind.beam_search)]
+    inputs = [prompts[i % len(prompts)] for i in range(len(kinds))]
+    return [
+        (llm._validator.submission("", prompt, kind), list(done.outputs))
+        for prompt, kind, done in zip(inputs, kinds, llm.generate(inputs, kinds), strict=True)
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    jobs=st.lists(st.integers(0, len(KINDS) - 3), min_size=1, max_size=10),
+    seed=st.integers(0, 2**32),
+    overlap=st.booleans(),
+)
+def test_whatever_is_guessed_and_whenever_requests_come_and_go(
+    engine: LLM,
+    references: list[tuple[Submit, list[CompletionOutput]]],
+    jobs: list[int],
+    seed: int,
+    overlap: bool,
+) -> None:
+    core, rng = engine.core, random.Random(seed)
+    waiting = {f"0/{i}": references[job] for i, job in enumerate(jobs)}
+    expected = dict(waiting)
+    truth = {n: [list(o.token_ids) for o in outputs] for n, (_, outputs) in expected.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "_overlap", overlap)
+        patch.setattr(core._speculation, "_proposer", Chaos(rng, truth))
+        found: dict[tuple[str, int], list[Output]] = {}
+        aborted: set[str] = set()
+        while waiting or core.has_work:
+            if waiting and rng.random() < 0.4:
+                name = rng.choice(list(waiting))
+                assert core.submit(structs.replace(waiting.pop(name)[0], request_id=name)) is None
+            if rng.random() < 0.02 and core.request_ids:
+                aborted.add(name := rng.choice(core.request_ids))
+                core.abort(name)
+            for output in core.step():
+                assert output.error is None
+                found.setdefault((output.request_id, output.index), []).append(output)
+    for name, (_, outputs) in expected.items():
+        for wanted in outputs:
+            pieces = found.get((name, wanted.index), [])
+            tokens = tuple(token for piece in pieces for token in piece.token_ids)
+            logprobs = [tuple(entry) for piece in pieces for entry in piece.logprobs or ()]
+            reference = [(e.token_id, e.logprob, e.rank, e.top) for e in wanted.logprobs or ()]
+            ends = [piece.finish_reason for piece in pieces if piece.finish_reason]
+            assert tokens == wanted.token_ids[: len(tokens)]
+            assert logprobs == reference[: len(tokens)]
+            if name not in aborted:
+                assert tokens == wanted.token_ids
+                assert ends == [wanted.finish_reason]
+    assert core.stats.blocks_used == core.stats.running == core.stats.waiting == 0

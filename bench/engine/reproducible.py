@@ -3,9 +3,10 @@
     python -m bench.engine.reproducible [--requests 1000] [--model FOLDER]
 
 Requests of random length, sampling parameters and arrival run on an engine in a process of its own,
-whose pool is so small that it preempts. Then each runs alone on the same engine. The exit status is
-1 unless tokens, text, logprobs and finish reasons are equal to the last bit, some request was
-preempted, nothing was compiled, and every block is free at the end. The last line is one flat JSON
+whose pool is so small that it preempts. Then each runs alone on the same engine; with --speculation,
+which is for the first run, on another that doesn't guess. The exit status is 1 unless tokens, text,
+logprobs and finish reasons are equal to the last bit, some request was preempted, nothing was
+compiled, and every block is free at the end. The last line is one flat JSON
 object.
 """
 
@@ -63,12 +64,19 @@ def jobs(count: int, context: int, longest_output: int, vocab: int, seed: int) -
 
 
 async def run(client: EngineClient, job: Job) -> list[CompletionDelta]:
-    """Each choice as a whole, without the count of cached tokens, which may differ."""
+    """Each choice as a whole."""
     pieces: dict[int, list[CompletionDelta]] = {}
     async for delta in client.generate(*job):
         pieces.setdefault(delta.index, []).append(delta)
-    whole = [CompletionDelta.join(pieces[i]) for i in sorted(pieces)]
-    return [replace(choice, cached_tokens=None) for choice in whole]
+    return [CompletionDelta.join(pieces[i]) for i in sorted(pieces)]
+
+
+def _without_counts(choices: list[CompletionDelta]) -> list[CompletionDelta]:
+    """The choices without the counts of cached tokens and of guesses, which may differ."""
+    return [
+        replace(choice, cached_tokens=None, accepted_guesses=0, rejected_guesses=0)
+        for choice in choices
+    ]
 
 
 async def under_load(
@@ -93,8 +101,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         max_num_batched_tokens=128,
         kv_cache_memory=int(args.pool_mib * MIB),
         forbid_compile=True,
+        speculation=args.speculation,
+        num_speculative_tokens=args.num_speculative_tokens,
     )
+    plain = replace(config, speculation=None, num_speculative_tokens=None)
     client = await EngineClient.start(config)
+    reference = client if plain == config else await EngineClient.start(plain)
     try:
         context, vocab = client.ready.max_model_len, client.ready.vocab_size
         wanted = jobs(args.requests, context, args.longest_output, vocab, args.seed)
@@ -104,7 +116,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         preemptions = client.stats.scheduler.preemptions
         different = []
         for i, job in enumerate(wanted):
-            if await run(client, job) != loaded[i]:
+            if _without_counts(await run(reference, job)) != _without_counts(loaded[i]):
                 different.append(i)
                 print(f"request {i}: {job[1]}")
             if i % 100 == 99:
@@ -113,11 +125,16 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         stats = client.stats
     finally:
         await client.close()
+        if reference is not client:
+            await reference.close()
+    guesses = stats.speculation
     return {
         "requests": len(wanted),
         "output_tokens": sum(len(c.token_ids) for choices in loaded for c in choices),
         "equal_to_the_last_bit": len(wanted) - len(different),
         "preemptions": preemptions,
+        "guesses": 0 if guesses is None else guesses.draft_tokens,
+        "guesses_taken": 0 if guesses is None else guesses.accepted_tokens,
         "prefix_hit_tokens": stats.scheduler.prefix_hits,
         "compiles_after_ready": stats.compiles,
         "blocks": stats.scheduler.blocks_total,
@@ -134,6 +151,8 @@ def main() -> None:
     parser.add_argument("--longest-output", type=int, default=24)
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--pool-mib", type=float, default=40.0)
+    parser.add_argument("--speculation", help="a name of EngineConfig.speculation")
+    parser.add_argument("--num-speculative-tokens", type=int)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     figures = asyncio.run(measure(args))

@@ -3,10 +3,10 @@
     python -m bench.engine.reproducible [--requests 1000] [--model FOLDER]
 
 Requests of random length, sampling parameters and arrival run on an engine in a process of its own,
-whose pool is so small that it preempts. Then each runs alone on the same engine; with --speculation,
-which is for the first run, on another that doesn't guess. The exit status is 1 unless tokens, text,
-logprobs and finish reasons are equal to the last bit, some request was preempted, nothing was
-compiled, and every block is free at the end. The last line is one flat JSON
+whose pool is so small that it preempts. Then each runs alone on the same engine; with
+--speculation, which is for the first run, on another that doesn't guess. The exit status is 1
+unless tokens, text, logprobs and finish reasons are equal to the last bit, some request was
+preempted, nothing was compiled, and every block is free at the end. The last line is one flat JSON
 object.
 """
 

@@ -61,6 +61,15 @@ class Checkpoint(ABC):
             return source.build(*(t.view(np.uint16) for t in tensors)).view(kind)
         return source.build(*tensors)
 
+    def float_type(self, path: tuple[Hashable, ...]) -> np.dtype:
+        """The type that a parameter's numbers are floats of: that of its tensors, or float32."""
+        kinds = {self.tensor_type(name) for name in self.parameters()[path].tensors}
+        return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+
+    def tensor_type(self, name: str) -> np.dtype:
+        """The type that a tensor's numbers are floats of: float32 unless the file has another."""
+        return np.dtype(np.float32)
+
     def stored(self, name: str) -> StoredTensor | None:
         """What is kept in place of a tensor of floats; None where it is floats."""
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gguf
 import jax
+import ml_dtypes
 import numpy as np
 
 from checkpoints.checkpoint import Checkpoint, Shapes, check_shapes
@@ -66,6 +67,7 @@ _NAMES = {
     "Qwen3MoeForCausalLM": _QWEN_LAYER,
     MIXTRAL: _MIXTRAL_LAYER,
 }
+_FLOATS = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # gguf dequantises 16 rows at a time. With rows of this many values they just fit into the cache (3
 # times faster than with the model's own narrow rows).
 _WIDE_ROW = 16_384
@@ -98,7 +100,7 @@ class GGUFCheckpoint(Checkpoint):
                 )
 
         kinds = {gguf.GGMLQuantizationType(t.ggml_type).name for t in self._tensors.values()}
-        if other := sorted(kinds - LAYOUTS.keys() - {"F32", "F16", "BF16"}):
+        if other := sorted(kinds - LAYOUTS.keys() - {"F32", *_FLOATS}):
             log.info("%s: tensors stored as %s are widened to floats", path, ", ".join(other))
 
     def shapes(self) -> Shapes:
@@ -121,6 +123,10 @@ class GGUFCheckpoint(Checkpoint):
                 "which the gguf package doesn't dequantise"
             ) from None
         return self._in_hf_layout(name, values.reshape(tensor.shape))
+
+    def tensor_type(self, name: str) -> np.dtype:
+        kind = gguf.GGMLQuantizationType(self._tensors[name].ggml_type).name
+        return np.dtype(_FLOATS.get(kind, np.float32))
 
     def stored(self, name: str) -> StoredTensor | None:
         tensor = self._tensors[name]

@@ -94,6 +94,10 @@ class OrbaxCheckpoint(Checkpoint):
             return as_parameter(values, self.parameters()[path])
         return self._taken(name, shardings)
 
+    def float_type(self, path: ParameterPath) -> np.dtype:
+        name = _name(path)
+        return np.dtype(self._tensors[name]["dtype"] if name in self._tensors else np.float32)
+
     def form(self, path: ParameterPath) -> Stored | None:
         name = _name(path)
         return self._form(name) if name in self._entries else None

@@ -75,6 +75,10 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path}: there is no tensor {name}")
         return self._raw[name].read()
 
+    def tensor_type(self, name: str) -> np.dtype:
+        raw = self._raw.get(name)
+        return super().tensor_type(name) if raw is None else np.dtype(TYPES[raw.dtype])
+
     def stored(self, name: str) -> StoredTensor | None:
         found = self._stored.get(name)
         return None if found is None else found.stored

@@ -6,6 +6,8 @@ and starts threads, so import it only where the model runs on a CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from cpu_kernels.code_cache import checked_cache
 
 with checked_cache():
+    from cpu_kernels.columns import STEP, Columns, call_arguments, pack, pack_codes
     from cpu_kernels.thread_pool import (
         ATTENTION,
         LINEAR,
@@ -20,9 +23,17 @@ with checked_cache():
         PACKED_LINEAR,
         STORED_LINEAR,
     )
-    from cpu_kernels.tiles import TILE
-    from cpu_kernels.widen import BLOCKS, KINDS
 
+__all__ = [
+    "CUSTOM_CALLS",
+    "Columns",
+    "attention",
+    "linear",
+    "normalize",
+    "pack",
+    "pack_codes",
+    "packed_linear",
+]
 CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, PACKED_LINEAR, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
@@ -48,22 +59,13 @@ def linear(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.ffi.ffi_call(LINEAR, shape)(x, w)
 
 
-def pack(w: jax.Array) -> jax.Array:
-    """A matrix [O, I] in the order in which `packed_linear` reads it: [N, I, C], of N times C
-    outputs, those from O on zeros. C depends on the processor."""
-    outputs, inputs = w.shape
-    panels = -(-outputs // TILE.columns)
-    padded = jnp.pad(w, ((0, panels * TILE.columns - outputs), (0, 0)))
-    return padded.reshape(panels, TILE.columns, inputs).swapaxes(1, 2)
-
-
-def packed_linear(x: jax.Array, columns: jax.Array, outputs: int) -> jax.Array:
-    """x @ w.T with w as `pack` leaves it: bit for bit what `linear` gives, faster.
+def packed_linear(x: jax.Array, columns: Columns, expert: jax.Array | None = None) -> jax.Array:
+    """x @ w.T with w in columns: bit for bit what `linear` gives for w in float32, faster.
 
     Args:
         x: [T, I] float32. Trailing rows of zeros take almost no time.
-        columns: [N, I, C] float32.
-        outputs: O, the outputs that count.
+        columns: of w, or of several w of one shape: each array [X, N, ...].
+        expert: which of several, a number.
 
     Returns:
         [T, O] float32.
@@ -71,45 +73,18 @@ def packed_linear(x: jax.Array, columns: jax.Array, outputs: int) -> jax.Array:
     Raises:
         ValueError: types or shapes other than these.
     """
-    if not x.dtype == columns.dtype == jnp.float32:
-        raise ValueError(f"x and columns must be float32; got {x.dtype} and {columns.dtype}")
-    panels = -(-outputs // TILE.columns)
-    if x.ndim != 2 or columns.shape != (panels, x.shape[1], TILE.columns):
-        raise ValueError(
-            f"x must be [T, I] and columns [{panels}, I, {TILE.columns}] for {outputs} outputs; "
-            f"got {x.shape} and {columns.shape}"
-        )
-    shape = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
-    return jax.ffi.ffi_call(PACKED_LINEAR, shape)(x, columns)
-
-
-def stored_linear(x: jax.Array, blocks: jax.Array, kind: str) -> jax.Array:
-    """x @ w.T with w in GGML's blocks: bit for bit what `linear` gives for w widened.
-
-    Args:
-        x: [T, I] float32. Trailing rows of zeros take almost no time.
-        blocks: [O, N, bytes] uint8, each row of N blocks.
-        kind: GGML's name of the type of the blocks, as Q4_K.
-
-    Returns:
-        [T, O] float32.
-
-    Raises:
-        ValueError: other dtypes or shapes, or a kind that isn't supported.
-    """
-    if kind not in BLOCKS:
-        raise ValueError(f"blocks of kind {kind} aren't supported; {', '.join(BLOCKS)} are")
-    values, size = BLOCKS[kind]
-    if x.dtype != jnp.float32 or blocks.dtype != jnp.uint8:
-        raise ValueError(f"x must be float32 and blocks uint8; got {x.dtype} and {blocks.dtype}")
-    count = x.shape[-1] // values
-    if x.ndim != 2 or blocks.shape[1:] != (count, size) or count * values != x.shape[1]:
-        raise ValueError(
-            f"x must be [T, I] and blocks [O, I / {values}, {size}]; got {x.shape} and "
-            f"{blocks.shape}"
-        )
-    shape = jax.ShapeDtypeStruct((x.shape[0], blocks.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, blocks, np.array([KINDS[kind]], np.int32))
+    if x.dtype != jnp.float32 or x.ndim != 2 or x.shape[1] != columns.inputs:
+        raise ValueError(f"x must be [T, {columns.inputs}] float32; it is {x.shape} {x.dtype}")
+    first = jnp.zeros(1, jnp.int32)  # of the groups of outputs
+    if expert is not None:
+        joined = {n: a.reshape(-1, *a.shape[2:]) for n, a in columns.arrays.items()}
+        first = expert.astype(jnp.int32).reshape(1) * columns.groups
+        columns = replace(columns, arrays=joined)
+    shape = jax.ShapeDtypeStruct((x.shape[0], columns.outputs), jnp.float32)
+    if columns.arrays["codes"].dtype == jnp.float32:
+        return jax.ffi.ffi_call(PACKED_LINEAR, shape)(x, columns.arrays["codes"], first)
+    x = jnp.pad(x, ((0, 0), (0, -columns.inputs % STEP)))
+    return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, *call_arguments(columns), first)
 
 
 def normalize(x: jax.Array, epsilon: float) -> jax.Array:

@@ -89,3 +89,15 @@ def float_from_bits(typing: Any, bits: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
     return types.float32(types.int32), codegen
+
+
+@intrinsic
+def call_address(typing: Any, function: Any, argument: Any) -> Any:
+    """Calls the C function of one 64-bit word at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen

@@ -1,6 +1,5 @@
 """x @ w.T in float32, for any number of rows of x. w may be packed in columns, as a tile reads it,
-so that it is read at the memory's speed; or stored in blocks of few bits, which are widened a
-tile's columns at a time. All three give the same bits.
+so that it is read at the memory's speed, with the same bits.
 
 Every element of the result is the sum over one row of x and one row of w, in an order that depends
 on the rows' length alone. A row of x therefore has the same result, bit for bit, in any batch.
@@ -15,20 +14,17 @@ from cpu_kernels import ffi
 from cpu_kernels.llvm_intrinsics import COMPILED, floats
 from cpu_kernels.microkernels import STEP, multiply, pack, tile_count
 from cpu_kernels.tiles import CACHE_LINE, GRAIN, TILE
-from cpu_kernels.widen import widen_row
-
-FLOATS, PACKED = -1, -2  # kinds of w that are float32: rows [O, I], and columns [O / C, I, C]
 
 _COLUMNS, _MAX_CHUNK = TILE.columns, TILE.chunk
 # Rows so many bytes apart lie in the same places of the first-level cache, and leave each other no
 # room there; the sums of their tiles are collected elsewhere first.
-_COLLISION = 4096
+COLLISION = 4096
 # Packed columns are read again for every so many rows of x, which stay in the second-level cache.
-_MIN_ROWS, _CACHED_FLOATS = 64, 2**17
+MIN_ROWS, CACHED_FLOATS = 64, 2**17
 
 
 @njit(**COMPILED)
-def _nonzero_rows(x: np.ndarray) -> int:
+def nonzero_rows(x: np.ndarray) -> int:
     """The rows up to the last that isn't all zeros; those after it belong to padding tokens."""
     tokens = len(x)
     while tokens:
@@ -42,7 +38,7 @@ def _nonzero_rows(x: np.ndarray) -> int:
 
 
 @njit(**COMPILED)
-def _chunk(inputs: int) -> int:
+def chunk_of(inputs: int) -> int:
     """Inputs of one sum of products: equal chunks, in whole steps."""
     chunks = max(1, (inputs + _MAX_CHUNK - 1) // _MAX_CHUNK)
     return (inputs + chunks * STEP - 1) // (chunks * STEP) * STEP
@@ -80,8 +76,7 @@ def _pack_chunk(
 def _multiply_outputs(
     x: np.ndarray,  # [T, I]
     w: int,
-    w_bytes: int,
-    kind: int,
+    packed: bool,
     out: np.ndarray,  # [T, O]
     begin: int,
     end: int,
@@ -90,39 +85,30 @@ def _multiply_outputs(
     """x @ w[begin:end].T -> out[:, begin:end]; at the end, w[next_begin:] is prefetched.
 
     Args:
-        w: address of w's outputs, C of which are contiguous in every form.
-        w_bytes: bytes of an output.
-        kind: of the blocks that w is stored in, a value of KINDS; or FLOATS, or PACKED.
+        w: address of w's outputs, C of which are contiguous in both forms.
+        packed: whether w is columns [O / C, I, C], else rows [O, I].
     """
-    inputs, row_bytes = x.shape[1], x.strides[0]
-    tokens = _nonzero_rows(x)
+    inputs, row_bytes = x.shape[1], x.strides[0]  # and of an output of w
+    tokens = nonzero_rows(x)
     out[tokens:, begin:end] = 0
-    is_stored = kind >= 0
-    widened = np.empty((_COLUMNS if is_stored else 0, inputs), np.float32)
     columns = np.empty((_MAX_CHUNK, _COLUMNS), np.float32)
     sums = np.empty((tokens, _COLUMNS), np.float32)
     # For every STEP inputs, so many cache lines of the next outputs are prefetched, some of them
     # while packing, which takes about as long as one tile of the product.
-    lines = (_COLUMNS * w_bytes * STEP + CACHE_LINE * inputs - 1) // (CACHE_LINE * inputs)
-    pack_lines = 0 if kind == PACKED else lines // (1 + tile_count(tokens))
-    chunk = _chunk(inputs)
+    lines = (_COLUMNS * row_bytes * STEP + CACHE_LINE * inputs - 1) // (CACHE_LINE * inputs)
+    pack_lines = 0 if packed else lines // (1 + tile_count(tokens))
+    chunk = chunk_of(inputs)
     for o in range(begin, end if tokens else begin, _COLUMNS):
         width = min(_COLUMNS, end - o)
         target, stride = out.ctypes.data + 4 * o, out.strides[0]
-        if width < _COLUMNS or stride % _COLLISION == 0:
+        if width < _COLUMNS or stride % COLLISION == 0:
             target, stride = sums.ctypes.data, sums.strides[0]
-        prefetch = w + (o + _COLUMNS if o + _COLUMNS < end else next_begin) * w_bytes
-        source = w + o * w_bytes
-        if is_stored:
-            # Asked for here: numba frees an array after the last use of its name.
-            wide = np.int64(widened.ctypes.data)
-            for r in range(width):
-                widen_row(kind, source + r * w_bytes, inputs, wide + r * row_bytes)
-            source = wide
+        prefetch = w + (o + _COLUMNS if o + _COLUMNS < end else next_begin) * row_bytes
+        source = w + o * row_bytes
         for i in range(0, inputs, chunk):
             n = min(chunk, inputs - i)
             address = source + 4 * _COLUMNS * i
-            if kind != PACKED:
+            if not packed:
                 address = np.int64(columns.ctypes.data)
                 rows = source + 4 * i
                 prefetch = _pack_chunk(rows, row_bytes, width, n, address, prefetch, pack_lines)
@@ -146,34 +132,35 @@ def _multiply_outputs(
 
 
 @njit(**COMPILED)
-def _columns_of(outputs: int, part: int, parts: int) -> int:
+def columns_of(outputs: int, part: int, parts: int) -> int:
     """The first output of a part, in whole tiles; that of part `parts` is the number of outputs."""
     return outputs if part >= parts else outputs * part // parts // _COLUMNS * _COLUMNS
 
 
 @njit(**COMPILED)
-def _multiply_part(frame: np.ndarray, part: int, parts: int, kind: int) -> None:
+def _multiply_part(frame: np.ndarray, part: int, parts: int, packed: bool) -> None:
     x, x_shape = ffi.argument(frame, 0)
-    w, w_shape = ffi.argument(frame, 1)
+    w, _ = ffi.argument(frame, 1)
     out, out_shape = ffi.result(frame, 0)
     tokens, outputs, inputs = x_shape[0], out_shape[1], x_shape[1]
-    begin, end = _columns_of(outputs, part, parts), _columns_of(outputs, part + 1, parts)
+    begin, end = columns_of(outputs, part, parts), columns_of(outputs, part + 1, parts)
     # The first output of this thread's next part, provided that all threads are equally fast.
     threads = max(1, parts // ffi.PARTS_PER_THREAD)
     next_begin = outputs * (part + threads) // parts // _COLUMNS * _COLUMNS
     rows = carray(x, (tokens, inputs), np.float32)
     address = np.int64(carray(w, 1, np.uint8).ctypes.data)
+    if packed:
+        first, _ = ffi.argument(frame, 2)
+        address += 4 * inputs * _COLUMNS * np.int64(carray(first, 1, np.int32)[0])
     products = carray(out, (tokens, outputs), np.float32)
-    w_bytes = w_shape[1] * w_shape[2] if kind >= 0 else 4 * inputs
     block = max(tokens, 1)
-    if kind == PACKED:
-        block = max(_MIN_ROWS, _CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
+    if packed:
+        block = max(MIN_ROWS, CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
     for t in range(0, tokens, block):
         _multiply_outputs(
             rows[t : t + block],
             address,
-            w_bytes,
-            kind,
+            packed,
             products[t : t + block],
             begin,
             end,
@@ -184,18 +171,10 @@ def _multiply_part(frame: np.ndarray, part: int, parts: int, kind: int) -> None:
 @cfunc(ffi.PART, **COMPILED)
 def linear_part(address: int, part: int, parts: int) -> None:
     """One part of a call, some of the outputs: x [T, I], w [O, I] -> [T, O]."""
-    _multiply_part(ffi.read_frame(address), part, parts, FLOATS)
+    _multiply_part(ffi.read_frame(address), part, parts, False)
 
 
 @cfunc(ffi.PART, **COMPILED)
 def packed_linear_part(address: int, part: int, parts: int) -> None:
-    """As linear_part, of w in columns [O / C, I, C]."""
-    _multiply_part(ffi.read_frame(address), part, parts, PACKED)
-
-
-@cfunc(ffi.PART, **COMPILED)
-def stored_linear_part(address: int, part: int, parts: int) -> None:
-    """As linear_part, of w in blocks [O, N, bytes] of a kind [1] int32."""
-    frame = ffi.read_frame(address)
-    kind, _ = ffi.argument(frame, 2)
-    _multiply_part(frame, part, parts, carray(kind, 1, np.int32)[0])
+    """As linear_part, of w in columns [O / C, I, C], from group [1] int32 of those on."""
+    _multiply_part(ffi.read_frame(address), part, parts, True)

@@ -28,11 +28,11 @@ _SQUARE_ROW = ir.VectorType(_F32, STEP)
 _ZERO = ir.Constant(_VECTOR, [0.0] * TILE.lanes)
 
 
-def _load(b: Any, address: Any, kind: Any = _VECTOR) -> Any:
+def load_vector(b: Any, address: Any, kind: Any = _VECTOR) -> Any:
     return b.load(b.inttoptr(address, kind.as_pointer()), align=_FLOAT)
 
 
-def _store(b: Any, value: Any, address: Any) -> None:
+def store_vector(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=_FLOAT)
 
 
@@ -41,20 +41,20 @@ def _shuffle(b: Any, x: Any, y: Any, lanes: list[int]) -> Any:
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
-def _broadcast(b: Any, value: Any) -> Any:
+def broadcast(b: Any, value: Any) -> Any:
     """A vector with the same float in each lane."""
     first_lane = b.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, _I32(0))
     return _shuffle(b, first_lane, first_lane, [0] * TILE.lanes)
 
 
-def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+def fused_multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once on processors with fused multiply-add."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
     name = f"llvm.fmuladd.v{TILE.lanes}f32"
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), [x, y, z])
 
 
-def _prefetch(b: Any, address: Any) -> None:
+def prefetch_line(b: Any, address: Any) -> None:
     """Prefetches a cache line into the second-level cache; an invalid address does no harm."""
     line = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [line, _I32, _I32, _I32])
@@ -65,7 +65,7 @@ def _prefetch(b: Any, address: Any) -> None:
 def _prefetch_lines(b: Any, position: Any, lines: Any) -> None:
     """Prefetches this many cache lines from the address in a variable on, and advances it."""
     with cgutils.for_range(b, lines):
-        _prefetch(b, b.load(position))
+        prefetch_line(b, b.load(position))
         b.store(b.add(b.load(position), _I64(CACHE_LINE)), position)
 
 
@@ -111,12 +111,12 @@ def _pack(
             _prefetch_lines(b, prefetch, prefetch_lines)
             for first in range(0, GRAIN, STEP):
                 square = [
-                    _load(b, b.add(address, offset), _SQUARE_ROW)
+                    load_vector(b, b.add(address, offset), _SQUARE_ROW)
                     for address in row_addresses[first : first + STEP]
                 ]
                 for i, column in enumerate(_transpose(b, square)):
                     place = _I64(_FLOAT * (TILE.columns * i + first))
-                    _store(b, column, b.add(target, place))
+                    store_vector(b, column, b.add(target, place))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), codegen
@@ -137,12 +137,12 @@ def _multiply_tile(b: Any, rows: int, args: list[Any]) -> None:
     def accumulate(offset: Any) -> None:
         """Adds the product of one element of each row and one row of the columns."""
         address = b.load(column_row)
-        loaded = [_load(b, b.add(address, _I64(_FLOAT * TILE.lanes * v))) for v in vectors]
+        loaded = [load_vector(b, b.add(address, _I64(_FLOAT * TILE.lanes * v))) for v in vectors]
         b.store(b.add(address, stride), column_row)
         for x_row, row in zip(x_rows, sums, strict=True):
-            factor = _broadcast(b, _load(b, b.add(x_row, offset), _F32))
+            factor = broadcast(b, load_vector(b, b.add(x_row, offset), _F32))
             for column, total in zip(loaded, row, strict=True):
-                b.store(_fma(b, factor, column, b.load(total)), total)
+                b.store(fused_multiply_add(b, factor, column, b.load(total)), total)
 
     # Unrolled: the fewer other instructions, the better where two threads share a core.
     size = b.mul(n, _I64(_FLOAT))
@@ -163,9 +163,9 @@ def _multiply_tile(b: Any, rows: int, args: list[Any]) -> None:
     results = [pair for r in range(rows) for pair in zip(sums[r], targets[r], strict=True)]
     with b.if_then(b.icmp_signed("!=", adds, _I64(0))):
         for total, target in results:
-            b.store(b.fadd(_load(b, target), b.load(total)), total)
+            b.store(b.fadd(load_vector(b, target), b.load(total)), total)
     for total, target in results:
-        _store(b, b.load(total), target)
+        store_vector(b, b.load(total), target)
 
 
 @intrinsic

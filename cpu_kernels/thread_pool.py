@@ -24,9 +24,10 @@ from cpu_kernels.llvm_intrinsics import (
     atomic_load,
     external_function,
 )
-from cpu_kernels.matmul import linear_part, packed_linear_part, stored_linear_part
+from cpu_kernels.matmul import linear_part, packed_linear_part
 from cpu_kernels.normalize import normalize_part
 from cpu_kernels.paged_attention import attention_part
+from cpu_kernels.stored_matmul import stored_linear_part
 
 # Names of the custom calls.
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"

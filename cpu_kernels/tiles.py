@@ -21,12 +21,15 @@ class Tile:
         columns: columns of a tile, a multiple of GRAIN.
         chunk: most inputs of one sum of products. So many rows of the columns stay in the
             first-level cache while they are multiplied by one tile of rows after the other.
+        fused_rows: most rows for which codes are widened in registers and multiplied at once,
+            which leaves fewer registers to the sums.
     """
 
     lanes: int
     rows: int
     columns: int
     chunk: int
+    fused_rows: int
 
     @property
     def vectors(self) -> int:
@@ -38,8 +41,8 @@ class Tile:
 # and one holds an element of a row. AVX-512 has 32 registers: 8 rows divide the usual numbers of
 # rows, and their 16 sums cover the latency of two units that multiply and add.
 TILES = (
-    ({"avx512f", "avx512vl"}, Tile(lanes=16, rows=8, columns=32, chunk=192)),
-    (set(), Tile(lanes=8, rows=6, columns=16, chunk=320)),
+    ({"avx512f", "avx512vl"}, Tile(lanes=16, rows=8, columns=32, chunk=192, fused_rows=8)),
+    (set(), Tile(lanes=8, rows=6, columns=16, chunk=320, fused_rows=2)),
 )
 
 

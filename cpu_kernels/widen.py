@@ -1,226 +1,302 @@
-"""Stored (quantised) weights widened to float32, a row at a time.
+"""Micro-kernels that read columns of codes: they widen them into float32 in registers, and multiply
+rows by them or store them. Generated as LLVM IR, one for each kind of codes (see columns.py).
 
-Layouts of GGML's blocks: ggml-common.h and ggml-quants.c. Every product of a scale and a code is
-exact in float32, so the numbers are those of any other correct widening, bit for bit.
+Every widened number is what the format defines, bit for bit, and every sum is the chain of
+additions that `multiply` of microkernels.py makes, so that the results are those of the widened
+matrix. A kernel is compiled when a matrix of its kind is packed first.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import cfunc, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cpu_kernels.llvm_intrinsics import COMPILED, pointer
+from cpu_kernels.code_cache import checked_cache
+from cpu_kernels.llvm_intrinsics import COMPILED, external_function
+from cpu_kernels.microkernels import (
+    STEP,
+    broadcast,
+    fused_multiply_add,
+    load_vector,
+    prefetch_line,
+    store_vector,
+)
+from cpu_kernels.tiles import CACHE_LINE, TILE, processor_features
 
-# Values of a block, and its bytes.
-BLOCKS = {
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
-KINDS = {name: i for i, name in enumerate(BLOCKS)}
-_Q4_0, _Q4_1, _Q5_0, _Q5_1, _Q8_0, _Q4_K, _Q5_K, _Q6_K = range(8)
-_SIZES = tuple(BLOCKS.values())
+# Kinds of codes.
+NIBBLES, FIVE_BITS, SIX_BITS, INT8, FP8, BFLOAT16, FLOAT16 = range(7)
+# What becomes of a value: nothing; value * scale; value * scale + offset; (value - offset) * scale.
+PLAIN, SCALED, ADDED, SUBTRACTED = range(4)
+AFFINES = 4
+VARIANTS = 7 * AFFINES
+LOW_BITS = (4, 4, 4, 8, 8, 16, 16)  # of a code, as they lie in `codes`
+HIGH_BITS = (0, 1, 2, 0, 0, 0, 0)  # as they lie in `high`
 
-LANES = 16  # numbers that are widened together
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_NONE, _MINUS_8, _MINUS_16, _MINUS_32 = (np.float32(-offset) for offset in (0, 8, 16, 32))
-_KEEP = np.float32(-0.0)  # added to a number, it leaves even a zero's sign
+# The words of a kernel's arguments, in order.
+NAMES = (
+    "rows",  # of x, at most FUSED_ROWS; 0: the widened columns [n, C] are stored in `out`
+    "x",  # address of x [R, I] float32, at its first input that counts
+    "x_stride",  # bytes from a row of x to the next
+    "codes",  # address of the codes of a group of outputs
+    "high",
+    "scales",  # address of [G, C] float32, as are offsets
+    "offsets",
+    "table",  # address of 16 floats
+    "group",  # inputs that share a scale, a multiple of STEP
+    "begin",  # the first input and the one after the last, multiples of STEP
+    "end",
+    "out",
+    "out_stride",
+    "adds",  # 0 to overwrite out, anything else to add to it
+)
+ARGUMENTS = len(NAMES)
+FUSED_ROWS = TILE.fused_rows
+_AHEAD = 4096  # bytes of codes from what is read to what is prefetched meanwhile
+
+_I1, _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+_F32 = ir.FloatType()
+_LANES, _COLUMNS, _VECTORS = TILE.lanes, TILE.columns, TILE.vectors
+_FLOATS, _INTS = (ir.VectorType(t, _LANES) for t in (_F32, _I32))
+_FEATURES = processor_features()
 
 
-@intrinsic
-def _half(typing: Any, address: Any) -> Any:
-    """The float16 at an address, as float32."""
+def _ints(value: int, kind: Any = _INTS) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _all(value: float) -> Any:
+    return ir.Constant(_FLOATS, [value] * _LANES)
+
+
+def _permute(b: Any, table: Any, index: Any) -> Any:
+    """Lanes of a vector by an index of each lane, of which the lower bits count."""
+    name = "llvm.x86.avx512.permvar.sf.512" if _LANES == 16 else "llvm.x86.avx2.permps"
+    kind = ir.FunctionType(_FLOATS, [_FLOATS, _INTS])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), [table, index])
+
+
+class _Table:
+    """The 16 values of codes of four bits, in registers where the processor can look them up."""
+
+    def __init__(self, b: Any, address: Any) -> None:
+        self._address = address
+        self._parts: list[Any] = []
+        if _LANES == 16 or (_LANES == 8 and "avx2" in _FEATURES):
+            places = range(0, 64, 4 * _LANES)
+            self._parts = [load_vector(b, b.add(address, _I64(place))) for place in places]
+
+    def look_up(self, b: Any, word: Any, k: int) -> Any:
+        """The values of the codes k of words of eight."""
+        index = b.lshr(word, _ints(4 * k)) if k else word
+        found = [_permute(b, part, index) for part in self._parts]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            top = b.shl(word, _ints(28 - 4 * k)) if k < STEP - 1 else word
+            return b.select(b.icmp_signed("<", top, _ints(0)), found[1], found[0])
+        index = b.and_(index, _ints(15))
+        values = ir.Constant(_FLOATS, ir.Undefined)
+        base = b.inttoptr(self._address, _F32.as_pointer())
+        for lane in range(_LANES):
+            place = b.gep(base, [b.extract_element(index, _I32(lane))])
+            values = b.insert_element(values, b.load(place), _I32(lane))
+        return values
+
+
+def _load(b: Any, address: Any, kind: Any) -> Any:
+    return b.load(b.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _mask(b: Any, address: Any, vector: int) -> Any:
+    """The bits of a vector's lanes, from the address of those of all columns on."""
+    first = _LANES * vector
+    whole = ir.IntType(max(8, _LANES))
+    bits = _load(b, b.add(address, _I64(first // 8)), whole)
+    bits = b.lshr(bits, whole(first % 8)) if first % 8 else bits
+    if _LANES < 8:
+        bits = b.trunc(bits, ir.IntType(_LANES))
+    return b.bitcast(bits, ir.VectorType(_I1, _LANES))
+
+
+class _Reader:
+    """Reads the columns of STEP inputs at a time."""
+
+    def __init__(self, b: Any, kind: int, table: Any, codes: Any, high: Any, i: Any) -> None:
+        """Args: codes, high: addresses; i: the first of the inputs, a multiple of STEP."""
+        self._kind, self._table = kind, table
+        self._codes = b.add(codes, b.mul(i, _I64(LOW_BITS[kind] * _COLUMNS // 8)))
+        self._planes = HIGH_BITS[kind]
+        self._high = b.add(high, b.mul(i, _I64(self._planes * _COLUMNS // 8)))
+        self._words: list[Any] = []
+        if kind <= SIX_BITS:
+            places = [_I64(4 * _LANES * v) for v in range(_VECTORS)]
+            self._words = [_load(b, b.add(self._codes, place), _INTS) for place in places]
+
+    def prefetch(self, b: Any) -> None:
+        """Prefetches the codes that are read _AHEAD bytes later."""
+        for line in range(0, LOW_BITS[self._kind] * _COLUMNS * STEP // 8, CACHE_LINE):
+            prefetch_line(b, b.add(self._codes, _I64(_AHEAD + line)))
+
+    def values(self, b: Any, k: int, vector: int) -> Any:
+        """The values of one vector of the columns for input k."""
+        if self._words:
+            values = self._table.look_up(b, self._words[vector], k)
+            for plane in range(self._planes):
+                place = _I64((k * self._planes + plane) * _COLUMNS // 8)
+                mask = _mask(b, b.add(self._high, place), vector)
+                values = b.select(mask, b.fadd(values, _all(16 << plane)), values)
+            return values
+        size = LOW_BITS[self._kind] // 8
+        address = b.add(self._codes, _I64(size * (k * _COLUMNS + vector * _LANES)))
+        if size == 1:
+            codes = _load(b, address, ir.VectorType(_I8, _LANES))
+            if self._kind == INT8:
+                return b.sitofp(b.sext(codes, _INTS), _FLOATS)
+            # As float16, whose exponent has one bit more and a bias that is 8 more.
+            wide = ir.VectorType(_I16, _LANES)
+            halves = b.and_(b.shl(b.sext(codes, wide), _ints(7, wide)), _ints(0xBFFF, wide))
+            halves = b.bitcast(halves, ir.VectorType(ir.HalfType(), _LANES))
+            return b.fmul(b.fpext(halves, _FLOATS), _all(256))
+        if self._kind == FLOAT16:
+            return b.fpext(_load(b, address, ir.VectorType(ir.HalfType(), _LANES)), _FLOATS)
+        codes = b.zext(_load(b, address, ir.VectorType(_I16, _LANES)), _INTS)
+        return b.bitcast(b.shl(codes, _ints(16)), _FLOATS)
+
+
+def _for_each_input(b: Any, kind: int, affine: int, at: Any, prefetches: bool, body: Any) -> None:
+    """Calls body(first, k, columns) for each input first + k, first being a multiple of STEP, with
+    the columns' widened numbers as vectors."""
+    vectors = range(_VECTORS)
+    table = _Table(b, at["table"]) if kind <= SIX_BITS else None
+    position = cgutils.alloca_once(b, _I64)
+    b.store(at["begin"], position)
+    groups, done = b.append_basic_block("groups"), b.append_basic_block("done")
+    b.branch(groups)
+    b.position_at_end(groups)
+    begin = b.load(position)
+    number = b.sdiv(begin, at["group"])
+    end = b.mul(b.add(number, _I64(1)), at["group"])
+    end = b.select(b.icmp_signed("<", end, at["end"]), end, at["end"])
+    row = b.mul(number, _I64(4 * _COLUMNS))
+
+    def of_group(address: Any) -> list[Any]:
+        places = [b.add(row, _I64(4 * _LANES * v)) for v in vectors]
+        return [load_vector(b, b.add(address, place)) for place in places]
+
+    scales = of_group(at["scales"]) if affine != PLAIN else []
+    offsets = of_group(at["offsets"]) if affine in (ADDED, SUBTRACTED) else []
+    with cgutils.for_range_slice(b, begin, end, _I64(STEP), _I64) as (first, _):
+        reader = _Reader(b, kind, table, at["codes"], at["high"], first)
+        if prefetches:
+            reader.prefetch(b)
+        for k in range(STEP):
+            columns = []
+            for v in vectors:
+                value = reader.values(b, k, v)
+                if affine == SUBTRACTED:
+                    value = b.fsub(value, offsets[v])
+                if affine == ADDED:  # the product is exact, so that it is rounded once either way
+                    value = fused_multiply_add(b, value, scales[v], offsets[v])
+                elif affine != PLAIN:
+                    value = b.fmul(value, scales[v])
+                columns.append(value)
+            body(first, k, columns)
+    b.store(end, position)
+    b.cbranch(b.icmp_signed("<", end, at["end"]), groups, done)
+    b.position_at_end(done)
+
+
+def _store_columns(b: Any, kind: int, affine: int, at: Any) -> None:
+    """The widened columns of inputs begin : end -> out [end - begin, C]."""
+
+    def store(first: Any, k: int, columns: list[Any]) -> None:
+        row = b.add(at["out"], b.mul(b.sub(first, at["begin"]), _I64(4 * _COLUMNS)))
+        for v, column in enumerate(columns):
+            store_vector(b, column, b.add(row, _I64(4 * (k * _COLUMNS + v * _LANES))))
+
+    _for_each_input(b, kind, affine, at, False, store)
+
+
+def _multiply_rows(b: Any, kind: int, affine: int, rows: int, at: Any) -> None:
+    """x [R, end - begin] @ the columns of inputs begin : end -> out [R, C]."""
+    start = b.sub(at["x"], b.mul(at["begin"], _I64(4)))
+    x_rows = [b.add(start, b.mul(_I64(r), at["x_stride"])) for r in range(rows)]
+    sums = [[cgutils.alloca_once(b, _FLOATS) for _ in range(_VECTORS)] for _ in range(rows)]
+    for total in (total for row in sums for total in row):
+        b.store(_all(0), total)
+
+    def accumulate(first: Any, k: int, columns: list[Any]) -> None:
+        place = b.add(b.mul(first, _I64(4)), _I64(4 * k))
+        for x_row, row in zip(x_rows, sums, strict=True):
+            factor = broadcast(b, _load(b, b.add(x_row, place), _F32))
+            for column, total in zip(columns, row, strict=True):
+                b.store(fused_multiply_add(b, factor, column, b.load(total)), total)
+
+    _for_each_input(b, kind, affine, at, True, accumulate)
+    for r, row in enumerate(sums):
+        target = b.add(at["out"], b.mul(_I64(r), at["out_stride"]))
+        for v, total in enumerate(row):
+            place = b.add(target, _I64(4 * _LANES * v))
+            with b.if_then(b.icmp_signed("!=", at["adds"], _I64(0))):
+                b.store(b.fadd(load_vector(b, place), b.load(total)), total)
+            store_vector(b, b.load(total), place)
+
+
+@intrinsic(prefer_literal=True)
+def _run(typing: Any, arguments: Any, variant: Any) -> Any:
+    """The kernel of a variant, with the address of its arguments."""
+    if not isinstance(variant, types.IntegerLiteral):
+        return None
+    kind, affine = divmod(variant.literal_value, AFFINES)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        value = b.load(b.inttoptr(args[0], ir.HalfType().as_pointer()), align=1)
-        return b.fpext(value, ir.FloatType())
-
-    return types.float32(types.int64), codegen
-
-
-def _load(b: Any, address: Any, element: Any) -> Any:
-    return b.load(b.inttoptr(address, ir.VectorType(element, LANES).as_pointer()), align=1)
-
-
-def _splat(b: Any, value: Any) -> Any:
-    kind = ir.VectorType(value.type, LANES)
-    lane = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    return b.shuffle_vector(lane, lane, zeros)
-
-
-def _finish(b: Any, floats: Any, scale: Any, minimum: Any, out: Any) -> None:
-    """floats * scale + minimum, stored. A minimum of -0.0 changes nothing."""
-    numbers = b.fadd(b.fmul(floats, _splat(b, scale)), _splat(b, minimum))
-    b.store(numbers, b.inttoptr(out, numbers.type.as_pointer()), align=4)
-
-
-@intrinsic
-def _codes(
-    typing: Any,
-    low: Any,
-    shift: Any,
-    high: Any,
-    high_shift: Any,
-    high_mask: Any,
-    offset: Any,
-    scale: Any,
-    minimum: Any,
-    out: Any,
-) -> Any:
-    """16 codes, four bits of each in the bytes at `low` and up to four more in those at `high`:
-    (code + offset) * scale + minimum."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        low, shift, high, high_shift, high_mask, offset, scale, minimum, out = args
-
-        def field(address: Any, shift: Any, mask: Any) -> Any:
-            shifted = b.lshr(_load(b, address, _I8), _splat(b, b.trunc(shift, _I8)))
-            return b.and_(shifted, _splat(b, b.trunc(mask, _I8)))
-
-        four = ir.Constant(ir.VectorType(_I8, LANES), [4] * LANES)
-        upper = b.shl(field(high, high_shift, high_mask), four)
-        codes = b.or_(field(low, shift, ir.Constant(_I64, 15)), upper)
-        floats = b.uitofp(b.zext(codes, ir.VectorType(_I32, LANES)), _FLOATS)
-        _finish(b, b.fadd(floats, _splat(b, offset)), scale, minimum, out)
+        base = b.inttoptr(args[0], _I64.as_pointer())
+        at = {name: b.load(b.gep(base, [_I64(n)])) for n, name in enumerate(NAMES)}
+        with b.if_then(b.icmp_signed("==", at["rows"], _I64(0))):
+            _store_columns(b, kind, affine, at)
+        for count in range(1, FUSED_ROWS + 1):
+            with b.if_then(b.icmp_signed("==", at["rows"], _I64(count))):
+                _multiply_rows(b, kind, affine, count, at)
         return context.get_dummy_value()
 
-    integers, floats = [types.int64] * 5, [types.float32] * 3
-    return types.void(*integers, *floats, types.int64), codegen
+    return types.void(types.int64, variant), codegen
 
 
-@intrinsic
-def _five_bits(
-    typing: Any,
-    low: Any,
-    shift: Any,
-    high: Any,
-    first: Any,
-    offset: Any,
-    scale: Any,
-    minimum: Any,
-    out: Any,
-) -> Any:
-    """As _codes, the fifth bits being those from bit `first` on of the 32-bit word at `high`."""
+def _compile(variant: int) -> Any:
+    """The kernel of a variant, as a C function of its arguments' address."""
 
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        low, shift, high, first, offset, scale, minimum, out = args
-        wide = ir.VectorType(_I32, LANES)
-        word = b.load(b.inttoptr(high, _I32.as_pointer()), align=1)
-        word = b.lshr(word, b.trunc(first, _I32))
-        bits = b.lshr(_splat(b, word), ir.Constant(wide, list(range(LANES))))
-        bits = b.and_(bits, ir.Constant(wide, [1] * LANES))
-        upper = b.shl(bits, ir.Constant(wide, [4] * LANES))
-        nibbles = b.lshr(_load(b, low, _I8), _splat(b, b.trunc(shift, _I8)))
-        nibbles = b.and_(nibbles, ir.Constant(ir.VectorType(_I8, LANES), [15] * LANES))
-        floats = b.uitofp(b.or_(b.zext(nibbles, wide), upper), _FLOATS)
-        _finish(b, b.fadd(floats, _splat(b, offset)), scale, minimum, out)
-        return context.get_dummy_value()
+    def kernel(arguments: int) -> None:
+        _run(arguments, variant)
 
-    integers, floats = [types.int64] * 4, [types.float32] * 3
-    return types.void(*integers, *floats, types.int64), codegen
+    return cfunc(types.void(types.int64), **COMPILED)(kernel)
 
 
-@intrinsic
-def _signed(typing: Any, raw: Any, scale: Any, out: Any) -> Any:
-    """16 numbers of int8, times a scale."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        raw, scale, out = args
-        floats = b.sitofp(b.sext(_load(b, raw, _I8), ir.VectorType(_I32, LANES)), _FLOATS)
-        _finish(b, floats, scale, ir.Constant(ir.FloatType(), -0.0), out)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64), codegen
+# Addresses of the kernels that are compiled, by variant.
+_KERNELS = np.zeros(VARIANTS, np.int64)
+_ADDRESS = _KERNELS.ctypes.data
+_COMPILED_KERNELS: dict[int, Any] = {}  # keeps their code alive
+_COMPILING = threading.Lock()
 
 
-@njit(**COMPILED)
-def _bytes(address: int, n: int) -> np.ndarray:
-    return carray(pointer(address), n, np.uint8)
+@cfunc(types.int64())
+def _base() -> int:
+    return _ADDRESS
 
 
-@njit(**COMPILED)
-def _k_scale(raw: np.ndarray, i: int) -> tuple[float, float]:
-    """Scale and minimum of group i of 8, six bits each, in 12 bytes."""
-    if i < 4:
-        return np.float32(raw[i] & 63), np.float32(raw[i + 4] & 63)
-    low = (raw[i + 4] & 15) | ((raw[i - 4] >> 6) << 4)
-    high = (raw[i + 4] >> 4) | ((raw[i] >> 6) << 4)
-    return np.float32(low), np.float32(high)
+# The address differs from process to process, so this function alone is not cached on disk.
+kernels = external_function("jaxserve_stored_kernels", _base, types.int64())
 
 
-@njit(**COMPILED)
-def _k_block(block: int, codes: int, high: int, has_high: int, out: int) -> None:
-    """Q4_K, or Q5_K with the fifth bits at `high`."""
-    d, least, scales = _half(block), _half(block + 2), _bytes(block + 4, 12)
-    for i in range(8):
-        scale, minimum = _k_scale(scales, i)
-        scale, minimum = d * scale, -(least * minimum)
-        for half in (0, 16):
-            low = codes + 32 * (i // 2) + half
-            target = out + 4 * (32 * i + half)
-            _codes(low, 4 * (i % 2), high + half, i, has_high, _NONE, scale, minimum, target)
-
-
-@njit(**COMPILED)
-def _q6_block(block: int, out: int) -> None:
-    d, scales = _half(block + 208), carray(pointer(block + 192), 16, np.int8)
-    for i in range(16):
-        group, half = i // 2, 16 * (i % 2)
-        low = block + 64 * (group // 4) + 32 * (group % 2) + half
-        high = block + 128 + 32 * (group // 4) + half
-        shift, scale = 4 * (group % 4 // 2), d * np.float32(scales[i])
-        _codes(low, shift, high, 2 * (group % 4), 3, _MINUS_32, scale, _KEEP, out + 64 * i)
-
-
-@njit(**COMPILED)
-def _small_block(kind: int, block: int, out: int) -> None:
-    """32 numbers of one of the kinds whose blocks have so many."""
-    d = _half(block)
-    if kind == _Q8_0:
-        _signed(block + 2, d, out)
-        _signed(block + 18, d, out + 64)
-    elif kind in (_Q4_0, _Q4_1):
-        offset = _MINUS_8 if kind == _Q4_0 else _NONE
-        minimum = _KEEP if kind == _Q4_0 else _half(block + 2)
-        raw = block + (2 if kind == _Q4_0 else 4)
-        _codes(raw, 0, raw, 0, 0, offset, d, minimum, out)
-        _codes(raw, 4, raw, 0, 0, offset, d, minimum, out + 64)
-    else:
-        offset = _MINUS_16 if kind == _Q5_0 else _NONE
-        minimum = _KEEP if kind == _Q5_0 else _half(block + 2)
-        high = block + (2 if kind == _Q5_0 else 4)
-        _five_bits(high + 4, 0, high, 0, offset, d, minimum, out)
-        _five_bits(high + 4, 4, high, 16, offset, d, minimum, out + 64)
-
-
-@njit(**COMPILED)
-def widen_row(kind: int, address: int, inputs: int, out: int) -> None:
-    """A row of blocks at an address, as float32.
-
-    Args:
-        kind: a value of KINDS.
-        inputs: numbers in the row, a multiple of a block's.
-        out: address of so many floats.
-    """
-    values, size = _SIZES[kind]
-    for n in range(inputs // values):
-        block, target = address + size * n, out + 4 * values * n
-        if values == 32:
-            _small_block(kind, block, target)
-        elif kind == _Q6_K:
-            _q6_block(block, target)
-        elif kind == _Q5_K:
-            _k_block(block, block + 48, block + 16, 1, target)
-        else:
-            _k_block(block, block + 16, block + 16, 0, target)
+def ensure_compiled(variant: int) -> None:
+    """Compiles the kernel of a variant, kind * AFFINES + affine, unless it is."""
+    with _COMPILING:
+        if variant not in _COMPILED_KERNELS:
+            with checked_cache():
+                kernel = _COMPILED_KERNELS[variant] = _compile(variant)
+            _KERNELS[variant] = kernel.address

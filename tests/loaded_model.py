@@ -30,15 +30,17 @@ def load_model(
     mesh: Mesh | None = None,
     packed: bool = False,
     quantization: Quantization | None = None,
+    columns: bool = False,
 ) -> LoadedModel:
     """Loads the checkpoint at path as the engine does.
 
     Args:
         packed: keep quantised weights as they are stored.
         quantization: as EngineConfig has it.
+        columns: matrices lie as the CPU kernels read them, as in an engine on a CPU.
     """
     checkpoint = open_checkpoint(path, quantization)
     forms = stored_forms(checkpoint, packed)
-    model = outline(checkpoint.config, dtype, max_model_len, forms)
+    model = outline(checkpoint.config, dtype, max_model_len, forms, packed=columns)
     leaves = load_parameters(checkpoint, model, dtype, progress=False, mesh=mesh)
     return LoadedModel(*(getattr(model, field.name) for field in fields(model)), leaves)

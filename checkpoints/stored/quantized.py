@@ -54,6 +54,9 @@ class QuantizedCheckpoint(Checkpoint):
     def nbytes(self) -> int:
         return self._floats.nbytes
 
+    def float_type(self, path: Path) -> np.dtype:
+        return self._floats.float_type(path)
+
     def form(self, path: Path) -> Stored | None:
         source = self.parameters()[path]
         if not _is_quantized(source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from flax import nnx
 from jaxserve.models.cache import CacheSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.registry import model_class
-from jaxserve.models.weights import Joined, Packed, Plain, Stored, Weight
+from jaxserve.models.weights import Joined, Plain, Stored, Weight, pack
 
 # Of the parameters that aren't plain floats, by path.
 Forms: TypeAlias = Mapping[tuple[Hashable, ...], Stored]
@@ -49,12 +50,14 @@ def outline(
     forms: Forms = MappingProxyType({}),
     *,
     packed: bool = False,
+    floats: Mapping[tuple[Hashable, ...], jnp.dtype] = MappingProxyType({}),
 ) -> ModelOutline:
     """The model that a config describes, to serve a context of at most max_model_len.
 
     Args:
         forms: of the parameters that aren't plain floats.
-        packed: float32 matrices that are only multiplied by lie as the CPU kernels read them.
+        packed: matrices that are multiplied by lie as the CPU kernels read them.
+        floats: by path, types that packed floats are kept in, if not dtype.
 
     Raises:
         UnsupportedModelError: an architecture that we don't have.
@@ -69,23 +72,33 @@ def outline(
     if packed:
         tables = () if config.tie_word_embeddings else (("embed", "embedding"),)
         flat = {
-            path: _packed(variable) if path not in tables else variable
+            path: _packed(variable, floats.get(path)) if path not in tables else variable
             for path, variable in flat.items()
         }
     shapes, structure = jax.tree.flatten(nnx.from_flat_state(flat))
     return ModelOutline(config, graphdef, structure, tuple(shapes), model.cache_specs, forms)
 
 
-def _packed(variable: Any) -> Any:
-    """The variable with a packed matrix for one of float32, if it is multiplied by as a whole."""
-    contracted, axes = (variable.get_metadata(n, None) for n in ("contracted", "out_sharding"))
-    value = variable.get_value()
-    if contracted is None or "expert" in axes or isinstance(value, Stored):
+def _packed(variable: Any, kept: jnp.dtype | None) -> Any:
+    """The variable with a packed matrix, if it is one that is multiplied by as a whole.
+
+    Args:
+        kept: the type that floats are kept in, if not the variable's.
+    """
+    contracted, value = variable.get_metadata("contracted", None), variable.get_value()
+    if contracted is None:
         return variable
-    if value.dtype != jnp.float32:
-        return variable
-    outputs = value.shape[: value.ndim - len(contracted)]
-    return variable.replace(jax.eval_shape(lambda kernel: Packed.of(kernel, outputs), value))
+    if kept is not None and not isinstance(value, Stored):
+        value = jax.ShapeDtypeStruct(value.shape, kept)
+    form = jax.eval_shape(
+        partial(pack, contracted=contracted, experts=is_of_experts(variable)), value
+    )
+    return variable if form is None else variable.replace(form)
+
+
+def is_of_experts(variable: Any) -> bool:
+    """Whether a parameter's first dimension is the experts'."""
+    return bool(variable.get_metadata("out_sharding")[0] == "expert")
 
 
 def _of_type(form: Stored, dtype: jnp.dtype) -> Stored:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from checkpoints import Checkpoint, open_outline
+from checkpoints import open_outline
 from jaxserve.config import GIB, EngineConfig, Quantization
 from jaxserve.engine.device.buckets import BucketTable
-from jaxserve.engine.device.model_outline import ModelOutline, outline
 from jaxserve.engine.startup.device_info import GPUS, DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
-from jaxserve.engine.startup.stored_forms import stored_forms
+from jaxserve.engine.startup.stored_forms import planned_model
 from jaxserve.errors import ConfigError
 
 TYPICAL_TOKENS = 1000  # tokens of the request that the figures take as typical
@@ -32,7 +31,7 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     """
     device = DeviceInfo.named(gpu, config.gpu_memory_utilization)
     dtype = jnp.dtype(device.dtype(config))
-    model = _outline(config, open_outline(path, config.quantization), device)
+    model = planned_model(config, open_outline(path, config.quantization), device)
     limits = EngineLimits.resolve(config, model, dtype, device)
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB{', quantised' if model.forms else ''}"
@@ -73,7 +72,7 @@ def suggest(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
             device = DeviceInfo.named(name, config.gpu_memory_utilization)
             dtype = jnp.dtype(device.dtype(config))
             chosen = checkpoint if kind is None else open_outline(path, kind)
-            model = _outline(config, chosen, device)
+            model = planned_model(config, chosen, device)
             form = kind or ("as stored" if model.forms else dtype.name)
             line = f"{name:<12} {form:<10} weights {model.nbytes / GIB:7.2f} GiB: "
             try:
@@ -87,12 +86,6 @@ def suggest(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
                 f"{limits.capacity(limits.max_model_len)} requests of {limits.max_model_len}"
                 f"{_typical_capacity(limits)}"
             )
-
-
-def _outline(config: EngineConfig, checkpoint: Checkpoint, device: DeviceInfo) -> ModelOutline:
-    forms = stored_forms(checkpoint, device.keeps_stored(config))
-    dtype = jnp.dtype(device.dtype(config))
-    return outline(checkpoint.config, dtype, config.max_model_len, forms)
 
 
 def describe_cache(limits: EngineLimits) -> str:

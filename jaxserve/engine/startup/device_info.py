@@ -147,7 +147,8 @@ class DeviceInfo:
         return "float32" if self.on_cpu else "bfloat16"
 
     def keeps_stored(self, config: EngineConfig) -> bool:
-        """Whether quantised weights stay as they are stored. On a CPU a step with them isn't
-        faster than one that reads float32, and slower if they aren't GGUF's (docs/quantization.md).
-        """
-        return config.weights == "stored" or (config.weights == "auto" and not self.on_cpu)
+        """Whether weights stay as they are stored. The CPU kernels read stored forms in float32
+        only; for other types XLA widens them in every step, which is many times slower."""
+        if config.weights == "auto":
+            return not self.on_cpu or self.dtype(config) == "float32"
+        return config.weights == "stored"

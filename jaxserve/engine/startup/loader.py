@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from checkpoints import Checkpoint
-from jaxserve.engine.device.model_outline import ModelOutline
+from jaxserve.engine.device.model_outline import ModelOutline, is_of_experts
 from jaxserve.engine.startup.stored_forms import as_planned
 from jaxserve.errors import CheckpointError
 from jaxserve.models.sharding import shardings
-from jaxserve.models.weights import Packed, Stored, is_finite, nbytes
+from jaxserve.models.weights import Packed, is_finite, nbytes, pack
 
 
 def load_parameters(
@@ -43,19 +43,23 @@ def load_parameters(
         for path, expected in flat:
             name, form = checkpoint.describe(path), expected.get_value()
             value: Any
-            if isinstance(form, Stored):
-                value = as_planned(checkpoint.stored_parameter(path, places), form)
+            if (stored := model.forms.get(path)) is not None:
+                value = as_planned(checkpoint.stored_parameter(path, places), stored)
             else:
                 value = checkpoint.parameter(path, places)
-            _check_shapes(checkpoint, name, value, form)
-            if places is not None:
-                value = jax.device_put(value, places[path])
-            # The device casts faster than NumPy.
             if isinstance(form, Packed):
-                matrix = jnp.asarray(value).astype(dtype)
-                finite[name] = is_finite(matrix)
-                array = Packed.of(matrix, form.outputs)
+                # The device casts faster than NumPy.
+                value = jax.tree.map(jnp.asarray, value)
+                if stored is None:
+                    value = value.astype(form.parts[0].columns.arrays["codes"].dtype)
+                finite[name] = is_finite(value)
+                contracted = expected.get_metadata("contracted")
+                array = pack(value, contracted, is_of_experts(expected))
+                _check_shapes(checkpoint, name, array, form)
             else:
+                _check_shapes(checkpoint, name, value, form)
+                if places is not None:
+                    value = jax.device_put(value, places[path])
                 array = jax.tree.map(lambda a, to: jnp.asarray(a).astype(to.dtype), value, form)
                 finite[name] = is_finite(array)
             filled[path] = expected.replace(array)
@@ -70,10 +74,9 @@ def load_parameters(
 
 
 def _check_shapes(checkpoint: Checkpoint, name: str, value: Any, expected: Any) -> None:
-    found, wanted = jax.tree.leaves(value), jax.tree.leaves(expected)
-    if isinstance(expected, Packed):  # [*O, I], of a parameter [*O, *I]
-        wanted, outputs = [expected], len(expected.outputs)
-        found = [value.reshape(*value.shape[:outputs], -1)]
+    found, wanted = [value], [expected]
+    if not isinstance(expected, Packed):
+        found, wanted = jax.tree.leaves(value), jax.tree.leaves(expected)
     for array, form in zip(found, wanted, strict=True):
         if array.shape != form.shape:
             raise CheckpointError(

@@ -20,7 +20,7 @@ from jaxserve.engine.device.compilation import checked_files
 from jaxserve.engine.device.compilation.compilation_cache import use_compilation_cache
 from jaxserve.engine.device.compilation.traced_programs import TracedPrograms
 from jaxserve.engine.device.layer_groups import CPU_GROUP_LAYERS, SplitModel
-from jaxserve.engine.device.model_outline import ModelOutline, outline
+from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.engine.device.paged_cache import allocate
 from jaxserve.engine.device.runner import Runner
 from jaxserve.engine.device.slot_table import SlotTable
@@ -31,7 +31,7 @@ from jaxserve.engine.startup.device_choice import choose_device
 from jaxserve.engine.startup.device_info import DeviceInfo, check_jax_settings, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits
 from jaxserve.engine.startup.loader import load_parameters
-from jaxserve.engine.startup.stored_forms import stored_forms
+from jaxserve.engine.startup.stored_forms import planned_model
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling.logit_processors import SamplingTables
 
@@ -77,8 +77,7 @@ def start_runner(
     device = DeviceInfo.here(config)
     dtype = jnp.dtype(device.dtype(config))
     checkpoint = open_checkpoint(model_path, config.quantization)
-    forms = stored_forms(checkpoint, device.keeps_stored(config))
-    model = outline(checkpoint.config, dtype, config.max_model_len, forms, packed=device.on_cpu)
+    model = planned_model(config, checkpoint, device)
     log.info(
         "weights: %d MB on disk, %d MB in memory", checkpoint.nbytes // 10**6, model.nbytes // 10**6
     )

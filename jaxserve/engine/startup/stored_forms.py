@@ -1,13 +1,34 @@
-"""Which parameters of a checkpoint aren't plain floats, and in what form the engine keeps them."""
+"""In what form the engine keeps the parameters of a checkpoint."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
 
 from checkpoints import Checkpoint
-from jaxserve.engine.device.model_outline import Forms
+from jaxserve.config import EngineConfig
+from jaxserve.engine.device.model_outline import Forms, ModelOutline, outline
+from jaxserve.engine.startup.device_info import DeviceInfo
 from jaxserve.models.weights import Joined, Plain, Stored, Weight
+
+Path = tuple[Hashable, ...]
+
+
+def planned_model(config: EngineConfig, checkpoint: Checkpoint, device: DeviceInfo) -> ModelOutline:
+    """The model that a checkpoint has, with its parameters in the forms that they are kept in."""
+    dtype, stored = jnp.dtype(device.dtype(config)), device.keeps_stored(config)
+    forms = stored_forms(checkpoint, stored)
+    floats = kept_floats(checkpoint, dtype) if device.on_cpu and stored else {}
+    return outline(
+        checkpoint.config,
+        dtype,
+        config.max_model_len,
+        forms,
+        packed=device.on_cpu,
+        floats=floats,
+    )
 
 
 def stored_forms(checkpoint: Checkpoint, packed: bool) -> Forms:
@@ -23,6 +44,12 @@ def stored_forms(checkpoint: Checkpoint, packed: bool) -> Forms:
         return stored
     floats = {path: _floats_of(form) for path, form in stored.items()}
     return {path: form for path, form in floats.items() if _rounds(form)}
+
+
+def kept_floats(checkpoint: Checkpoint, dtype: jnp.dtype) -> dict[Path, jnp.dtype]:
+    """The parameters that a checkpoint keeps in floats of fewer bits than a type, and of these."""
+    kinds = {path: jnp.dtype(checkpoint.float_type(path)) for path in checkpoint.parameters()}
+    return {path: kind for path, kind in kinds.items() if kind.itemsize < dtype.itemsize}
 
 
 def _parts(form: Stored) -> tuple[Weight, ...]:

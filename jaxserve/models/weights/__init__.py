@@ -1,11 +1,11 @@
 """Weights as they are stored, and the functions that multiply by them.
 
 A matrix of a model is a float array, or a stored form of one: a Weight, or a Joined of several. On
-a CPU a float array that is only multiplied by becomes a Packed one when it is loaded. Layers call
-these functions and never ask which.
+a CPU both become a Packed one when they are loaded. Layers call these functions and never ask
+which.
 """
 
-from jaxserve.models.weights.packed import Packed
+from jaxserve.models.weights.packed import Packed, pack
 from jaxserve.models.weights.products import expert_linear, experts_linear, linear, take
 from jaxserve.models.weights.weight import (
     Joined,
@@ -32,6 +32,7 @@ __all__ = [
     "is_finite",
     "linear",
     "nbytes",
+    "pack",
     "take",
     "widened",
 ]

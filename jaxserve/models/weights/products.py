@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.models.weights import gpu_products
-from jaxserve.models.weights.gguf_blocks import GGUFBlocks
 from jaxserve.models.weights.packed import Packed
 from jaxserve.models.weights.weight import Joined, Matrix, Stored, Weight, widened
 
@@ -22,7 +21,7 @@ def linear(x: jax.Array, weight: Matrix | Packed, dtype: jnp.dtype | None = None
     """
     rows = x.reshape(len(x), -1)
     if isinstance(weight, Packed):
-        return _of_packed(rows, weight).astype(dtype or x.dtype).reshape(len(x), *weight.outputs)
+        return weight.product(rows).astype(dtype or x.dtype)
     if isinstance(weight, Joined):
         products = [linear(rows, part, dtype) for part in weight.parts]
         return jnp.concatenate(products, weight.axis + 1)
@@ -35,9 +34,6 @@ def linear(x: jax.Array, weight: Matrix | Packed, dtype: jnp.dtype | None = None
             rows = weight.rounding.round(rows, weight.arrays.get("input_scale"))
         if on_gpu and (product := gpu_products.of_packed(rows, weight)) is not None:
             return product.astype(dtype or x.dtype).reshape(len(x), *outputs)
-        if _is_read_in_blocks(weight, x.dtype):
-            product = _in_blocks(rows, weight).astype(dtype or x.dtype)
-            return product.reshape(len(x), *outputs)
         kernel = widened(weight, x.dtype)
     else:
         outputs, kernel = weight.shape[: weight.ndim - x.ndim + 1], weight
@@ -56,27 +52,6 @@ def _dense(
     return product.astype(dtype or x.dtype)
 
 
-def _of_packed(x: jax.Array, weight: Packed) -> jax.Array:  # [T, I] -> [T, O]
-    import cpu_kernels
-
-    outputs = math.prod(weight.outputs)
-    return cpu_kernels.packed_linear(x.astype(jnp.float32), weight.columns, outputs)
-
-
-def _is_read_in_blocks(weight: Weight, dtype: jnp.dtype) -> bool:
-    """Whether the CPU kernels read a weight as it is stored."""
-    on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and isinstance(weight.scheme, GGUFBlocks) and dtype == jnp.float32
-
-
-def _in_blocks(x: jax.Array, weight: Weight) -> jax.Array:  # [T, I] -> [T, O]
-    import cpu_kernels
-
-    assert isinstance(weight.scheme, GGUFBlocks)
-    blocks = weight.arrays["blocks"]
-    return cpu_kernels.stored_linear(x, blocks.reshape(-1, *blocks.shape[-2:]), weight.scheme.kind)
-
-
 def take(table: Matrix | Packed, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rows [T, I] of a table [V, I]."""
     if isinstance(table, Packed):
@@ -88,12 +63,14 @@ def take(table: Matrix | Packed, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return table[ids]
 
 
-def expert_linear(x: jax.Array, weight: Matrix, expert: jax.Array) -> jax.Array:
+def expert_linear(x: jax.Array, weight: Matrix | Packed, expert: jax.Array) -> jax.Array:
     """The product of x [R, I] with one expert's matrix: [R, O].
 
     Args:
-        weight: [X, I, *O] of floats, or stored as [X, *O, I].
+        weight: [X, I, *O] of floats, or stored or packed as [X, *O, I].
     """
+    if isinstance(weight, Packed):
+        return weight.product(x, expert).astype(x.dtype).reshape(len(x), -1)
     if isinstance(weight, Stored):
         return linear(x, weight[expert]).reshape(len(x), -1)
     kernel = weight[expert]

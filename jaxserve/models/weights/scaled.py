@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from cpu_kernels import Columns
 
 # The OCP's Microscaling Formats 1.0, section 5.3.3: sign, two bits of exponent, one of mantissa.
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -53,10 +56,31 @@ class Scaled:
             scales = scales.view(jnp.float8_e8m0fnu)
         return values * self._spread(scales.astype(jnp.float32), values.shape[-1], groups)
 
+    def columns(self, arrays: Mapping[str, jax.Array]) -> Columns | None:
+        from cpu_kernels import pack_codes
+
+        size = self.group or self.inputs(arrays)
+        if "groups" in arrays or (size % 8 and size < self.inputs(arrays)):
+            return None
+        codes, zeros = arrays["codes"], arrays.get("zeros")
+        table: tuple[float, ...] = ()
+        if self.codes in ("int4", "e2m1"):
+            table = E2M1 if self.codes == "e2m1" else tuple(map(float, range(-8, 8)))
+            codes = self._nibbles(codes)
+        if zeros is not None and zeros.dtype != jnp.int8:
+            zeros = zeros.astype(jnp.bfloat16)  # exact: none has more than eight bits and a sign
+        return pack_codes(
+            codes, group=self.group, table=table, scales=arrays["scales"], zeros=zeros
+        )
+
+    def _nibbles(self, codes: jax.Array) -> jax.Array:
+        nibbles = jnp.stack([codes & 15, codes >> 4], axis=-1)
+        return nibbles.reshape(*codes.shape[:-1], -1)
+
     def _values(self, codes: jax.Array) -> jax.Array:
         if self.codes in ("int8", "fp8"):
             return codes.astype(jnp.float32)
-        nibbles = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+        nibbles = self._nibbles(codes)
         if self.codes == "int4":
             return nibbles.astype(jnp.float32) - 8
         return jnp.asarray(E2M1, jnp.float32)[nibbles]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.models.weights.inputs import InputRounding
+
+if TYPE_CHECKING:
+    from cpu_kernels import Columns
 
 
 class Scheme(Protocol):
@@ -32,6 +35,11 @@ class Scheme(Protocol):
 
     def widen(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """The numbers [*O, I] in float32, exactly as the format defines them."""
+        ...
+
+    def columns(self, arrays: Mapping[str, jax.Array]) -> Columns | None:
+        """A matrix [O, I] as the CPU kernels read it, with the same numbers; None where they can't
+        read the form."""
         ...
 
 
@@ -113,6 +121,11 @@ class Plain:
 
     def widen(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         return arrays["values"].astype(jnp.float32)
+
+    def columns(self, arrays: Mapping[str, jax.Array]) -> Columns:
+        from cpu_kernels import pack
+
+        return pack(arrays["values"])
 
 
 def widened(weight: Matrix, dtype: jnp.dtype) -> jax.Array:

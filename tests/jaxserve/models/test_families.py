@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 from jaxserve.config import EngineConfig
 from jaxserve.engine.core.engine_core import EngineCore
 from jaxserve.engine.core.protocol import Submit
+from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
@@ -34,7 +35,7 @@ BLOCK, WIDTH, TOKENS, CHUNK, NEW_TOKENS = 8, 8, 24, 7, 6
 
 
 def load(
-    name: str, folder: Path, packed: bool = False
+    name: str, folder: Path, packed: bool = False, columns: bool = False
 ) -> tuple[LoadedModel, list[np.ndarray], list[np.ndarray]]:
     """The model, and the ids [T] and logits [T, V] of three sequences."""
     golden = np.load(GOLDENS / f"{name}.npz")
@@ -43,7 +44,7 @@ def load(
     save_file({n: make(n, tuple(s)) for n, s in shapes.items()}, folder / "model.safetensors")
     # LongRoPE takes its short factors where no more than the original context is served.
     served = 32 if name == "phi3_short" else None
-    model = load_model(folder, jnp.dtype(jnp.float32), served, packed=packed)
+    model = load_model(folder, jnp.dtype(jnp.float32), served, packed=packed, columns=columns)
     return model, *([golden[f"{kind}_{i}"] for i in range(3)] for kind in ("ids", "logits"))
 
 
@@ -96,20 +97,25 @@ def run(
 def test_logits_of_three_sequences_in_one_batch(
     name: str, tmp_path: Path, record_property: Any
 ) -> None:
-    model, sequences, expected = load(name, tmp_path)
+    model, sequences, expected = load(name, tmp_path, columns=True)
     errors = [
         np.abs(got - want).max() / np.abs(want).max()
         for got, want in zip(run(model, sequences), expected, strict=True)
     ]
     record_property("largest relative error", f"{max(errors):.1e}")
     assert max(errors) < 1e-4, errors
-    for path, variable in nnx.to_flat_state(jax.tree.unflatten(model.structure, model.leaves)):
+    plain = outline(model.config, jnp.dtype(jnp.float32), None)
+    for path, variable in nnx.to_flat_state(jax.tree.unflatten(plain.structure, plain.shapes)):
         assert len(variable.get_metadata("out_sharding")) == variable.ndim, path
 
 
-def test_experts_kept_as_mxfp4_give_the_logits_of_widened_ones(tmp_path: Path) -> None:
-    model, sequences, expected = load("gpt_oss", tmp_path, packed=True)
-    assert {np.dtype(leaf.dtype) for leaf in model.leaves} == {np.dtype(t) for t in ("u1", "f4")}
+@pytest.mark.parametrize("columns", [False, True])
+def test_experts_kept_as_mxfp4_give_the_logits_of_widened_ones(
+    columns: bool, tmp_path: Path
+) -> None:
+    model, sequences, expected = load("gpt_oss", tmp_path, packed=True, columns=columns)
+    kinds = ("u1", "f4", "u4") if columns else ("u1", "f4")
+    assert {np.dtype(leaf.dtype) for leaf in model.leaves} == {np.dtype(kind) for kind in kinds}
     for got, want in zip(run(model, sequences), expected, strict=True):
         assert np.abs(got - want).max() / np.abs(want).max() < 1e-4
 

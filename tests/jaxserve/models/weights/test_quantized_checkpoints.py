@@ -71,11 +71,13 @@ def test_numbers_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> N
     assert sum(a.nbytes for a in stored.read().arrays.values()) < expected.nbytes / 3
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "columns"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_those_of_transformers(name: str, packed: bool, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(
+    name: str, packed: bool, columns: bool, tmp_path: Path
+) -> None:
     golden = write(name, tmp_path)
-    model = load_model(tmp_path, F32, packed=packed)
+    model = load_model(tmp_path, F32, packed=packed, columns=columns)
     check_kept(model, packed)
     (got,) = run(model, [golden["ids"]])
     error = np.abs(got - golden["logits"]).max() / np.abs(golden["logits"]).max()
@@ -84,7 +86,7 @@ def test_logits_are_those_of_transformers(name: str, packed: bool, tmp_path: Pat
 
 
 def check_kept(model: LoadedModel, packed: bool) -> None:
-    small = {np.dtype(t) for t in (np.int8, np.uint8, ml_dtypes.float8_e4m3fn)}
+    small = {np.dtype(t) for t in (np.int8, np.uint8, np.uint32, ml_dtypes.float8_e4m3fn)}
     kept = {np.dtype(leaf.dtype) for leaf in model.leaves} & small
     assert bool(kept) == packed
     for form in model.forms.values():

@@ -48,9 +48,10 @@ class EngineConfig:
             error if jax can't use it; "cpu" is the CPU.
         dtype: of weights, activations and KV cache; "auto" is bfloat16 on a GPU, float32 on a CPU
             (bfloat16 matmuls are several times slower there).
-        weights: of quantised checkpoints: "stored" keeps them as they are stored and widens them
-            in each step, "widened" widens them when they are loaded; "auto" is stored on a GPU and
-            widened on a CPU. Both give the same numbers.
+        weights: "stored" keeps a checkpoint's codes (and, on a CPU, floats of 16 bits) as they are
+            stored and widens them in each step, "widened" widens them when they are loaded; "auto"
+            is stored, but widened on a CPU with another dtype than float32. Both give the same
+            numbers.
         quantization: quantise the layers' matrices of a checkpoint of floats when they are loaded:
             "fp8", "int8", or "int4" in groups of 128.
         kv_cache_dtype: of keys and values in the KV cache: "auto" is dtype; with "fp8_e4m3" or

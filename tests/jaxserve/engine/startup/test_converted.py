@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+from checkpoints import open_checkpoint
 from checkpoints.convert import convert
-from jaxserve.config import Quantization
+from jaxserve.config import EngineConfig, Quantization
 from jaxserve.engine.frontend.llm import LLM
+from jaxserve.engine.startup.device_info import DeviceInfo
+from jaxserve.engine.startup.stored_forms import planned_model
 from jaxserve.sampling.params import SamplingParams
 
 
@@ -48,8 +52,25 @@ def test_stored_and_widened_weights_serve_the_same(
         made[weights] = [output.outputs for output in engine.generate(prompts, params)]
         assert engine.core.compiles == 0
         engine.core.close()
-    for stored, widened in zip(made["stored"], made["widened"], strict=True):
-        assert [one.token_ids for one in stored] == [one.token_ids for one in widened]
+    assert made["stored"] == made["widened"]
+
+
+def test_16_bit_floats_stay_so_in_memory_with_the_numbers_of_float32(
+    tiny_llama: Path, tmp_path: Path, llm_settings: dict[str, Any], prompts: Any
+) -> None:
+    folder = tmp_path / "bfloat16"
+    convert(tiny_llama, folder, jnp.dtype(jnp.bfloat16))
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=2, ignore_eos=True)
+    made, nbytes = [], []
+    for weights in ("auto", "widened"):
+        config = EngineConfig(str(folder), weights=weights)  # type: ignore[arg-type]
+        model = planned_model(config, open_checkpoint(folder), DeviceInfo.here(config))
+        nbytes.append(model.nbytes)
+        engine = LLM(str(folder), progress=False, weights=weights, **llm_settings)
+        made.append([output.outputs for output in engine.generate(prompts, params)])
+        engine.core.close()
+    assert made[0] == made[1]
+    assert nbytes[0] < 0.6 * nbytes[1]
 
 
 def test_an_fp8_cache_holds_four_times_the_tokens_of_float32(

@@ -28,8 +28,8 @@ HELP = {
     "tokenizer": "take vocabulary and chat template from this folder, GGUF file or hub name",
     "device": "auto uses the GPU of a machine that has one; cpu doesn't",
     "dtype": "type of weights, activations and KV cache: auto, float32, bfloat16 or float16",
-    "weights": "quantised weights stay as they are stored, or are widened at load; auto widens "
-    "them on a CPU",
+    "weights": "weights stay in the bits they are stored in, or are widened at load; auto is "
+    "stored, but widened on a CPU with another dtype than float32",
     "quantization": "quantise a checkpoint of floats when it is loaded: fp8, int8 or int4",
     "kv_cache_dtype": "type of the KV cache: auto (dtype), fp8_e4m3 or fp8_e5m2",
     "max_model_len": "most tokens of prompt and output together (default: the model's own)",

@@ -3,9 +3,9 @@
 The rows of a program's dot are (tokens x query heads of one kv head), so that a page is read once
 for the whole group. The work is a list of tiles, each of which holds some tokens of one sequence;
 an empty tile costs one read. The same kernel runs twice. The decode list has the sequences with one
-query token, whose context is split over programs by its actual length and merged (flash-decoding,
-Dao et al. 2023). The prefill list has the other sequences. Scores, softmax (Milakov and Gimelshein
-2018, in base 2) and accumulators are float32.
+query token, whose contexts are divided among programs by their actual lengths and merged
+(flash-decoding, Dao et al. 2023). The prefill list has the other sequences. Scores, softmax
+(Milakov and Gimelshein 2018, in base 2) and accumulators are float32.
 
 JAX has announced the end of the Triton backend; only the files `triton_*` depend on it.
 """
@@ -27,13 +27,15 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels import tuning
 from pallas_kernels.triton_cache import check_pool_size
 from pallas_kernels.triton_widen import widen_floats
-from pallas_kernels.tuning import Blocks
+from pallas_kernels.tuning import Blocks, Splits
 
 _Ref = Any  # Pallas has no public type for references
 _LOG2E = math.log2(math.e)
 _MASKED = -1e30  # finite, so that a row that has seen no key gives exp2(0), not NaN
 # Columns of the work list.
-_SEQUENCE, _TOKEN, _COUNT, _POSITION, _SPLITS = range(5)
+_SEQUENCE, _TOKEN, _COUNT, _POSITION, _SPLIT, _SPLITS = range(6)
+# Columns of the list of sequences to merge: their first tile, tiles, and token.
+_FIRST, _PARTS, _ROW = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class _Static:
     softcap: float | None
     has_sinks: bool
     stored: jnp.dtype
-    num_splits: int
+    decode: bool
+    most_splits: int  # of a sequence; 1: the kernel writes no partial results
     interpret: bool
 
     @property
@@ -58,7 +61,7 @@ class _Static:
     @property
     def tile(self) -> int:
         """Tokens per tile."""
-        return 1 if self.num_splits else self.blocks.rows // self.group
+        return 1 if self.decode else self.blocks.rows // self.group
 
 
 def paged_attention(
@@ -79,7 +82,7 @@ def paged_attention(
     interpret: bool = False,
     decode_blocks: Blocks | None = None,
     prefill_blocks: Blocks | None = None,
-    splits: int | None = None,
+    splits: Splits | None = None,
 ) -> jax.Array:  # [T, H, D]
     """See `pallas_kernels.paged_attention`; the last four arguments are for tests and the tuner.
 
@@ -97,7 +100,7 @@ def paged_attention(
         raise ValueError(f"pages must be {q.dtype}, as q is, or 8-bit; got {k_pages.dtype}")
     check_pool_size(k_pages)
     group = heads // kv_heads
-    splits = splits or tuning.max_splits(rows, kv_heads, width * block_size)
+    splits = splits or tuning.splits(rows, kv_heads, width * block_size)
     types = (head_dim, q.dtype.itemsize, k_pages.dtype.itemsize)
     decode_blocks = decode_blocks or tuning.decode_blocks(*types)
     prefill_blocks = prefill_blocks or tuning.prefill_blocks(*types)
@@ -110,10 +113,13 @@ def paged_attention(
         softcap=softcap,
         has_sinks=sinks is not None,
         stored=k_pages.dtype,
-        num_splits=splits,
+        decode=True,
+        most_splits=splits.extra + 1,
         interpret=interpret,
     )
-    prefill = dataclasses.replace(decode, blocks=_fit_group(prefill_blocks, group), num_splits=0)
+    prefill = dataclasses.replace(
+        decode, blocks=_fit_group(prefill_blocks, group), decode=False, most_splits=1
+    )
     k_pages, k_factor = _as_bits(k_pages, k_scale)
     v_pages, v_factor = _as_bits(v_pages, v_scale)
     inputs = (
@@ -131,9 +137,22 @@ def paged_attention(
     query_lens = query_starts[1:] - query_starts[:-1]
     if max_query_len > 1:
         tiles = _prefill_tiles(prefill.tile, num_tokens, query_lens, context_lens, query_starts)
-        out = _call(prefill, tiles, out, inputs)
-    tiles = _decode_tiles(decode, query_lens, context_lens, query_starts)
-    return _call(decode, tiles, out, inputs)
+        (out,) = _call(prefill, tiles, out, inputs)
+    lengths = jnp.where(query_lens == 1, context_lens, 0)
+    if window is not None:
+        lengths = jnp.minimum(lengths, window)
+    if not splits.extra:
+        parts = jnp.minimum(lengths, 1)
+    else:
+        # Parts of this size are at most `extra` more than there are sequences.
+        size = jnp.maximum(splits.shortest, -(-jnp.sum(lengths) // splits.extra))
+        parts = -(-lengths // size)
+    tiles = _decode_tiles(parts, rows + splits.extra, context_lens, query_starts)
+    out, *partial = _call(decode, tiles, out, inputs)
+    if not splits.extra:
+        return out
+    merged = jnp.stack([jnp.cumsum(parts) - parts, parts, query_starts[:-1]], axis=1)
+    return _merge(decode, merged, partial, out)
 
 
 def _fit_group(blocks: Blocks, group: int) -> Blocks:
@@ -158,7 +177,7 @@ def _prefill_tiles(
     query_lens: jax.Array,
     context_lens: jax.Array,
     query_starts: jax.Array,
-) -> jax.Array:  # [N, 5]
+) -> jax.Array:  # [N, 6]
     """Tiles of the sequences with several query tokens, last tokens first; the rest are empty."""
     counts = jnp.where(query_lens > 1, -(-query_lens // tile), 0)
     ends = jnp.cumsum(counts)
@@ -170,67 +189,84 @@ def _prefill_tiles(
     count = jnp.where(i < ends[-1], jnp.minimum(tile, query_starts[s + 1] - first), 0)
     position = context_lens[s] - query_starts[s + 1] + first
     # The late tiles of a prompt see the most keys, so they start first.
-    return jnp.stack([s, first, count, position, jnp.ones_like(s)], axis=1)[::-1]
+    zeros = jnp.zeros_like(s)
+    return jnp.stack([s, first, count, position, zeros, zeros + 1], axis=1)[::-1]
 
 
 def _decode_tiles(
-    static: _Static, query_lens: jax.Array, context_lens: jax.Array, query_starts: jax.Array
-) -> jax.Array:  # [S, 5]
-    """One tile per sequence, empty unless the sequence has one query token."""
-    count = (query_lens == 1).astype(jnp.int32)
-    length = context_lens if static.window is None else jnp.minimum(context_lens, static.window)
-    long = -(-length // tuning.SPLIT_MAX)
-    splits = jnp.maximum(jnp.minimum(-(-length // tuning.SPLIT_MIN), static.num_splits), long)
-    s = jnp.arange(count.shape[0], dtype=jnp.int32)
-    return jnp.stack([s, query_starts[:-1], count, context_lens - 1, splits], axis=1)
+    parts: jax.Array,  # [S] into which each sequence's context is divided; 0: no decode
+    size: int,
+    context_lens: jax.Array,
+    query_starts: jax.Array,
+) -> jax.Array:  # [size, 6]
+    """A tile for each part of each decode's context; the rest are empty."""
+    ends = jnp.cumsum(parts)
+    i = jnp.arange(size, dtype=jnp.int32)
+    s = jnp.minimum(jnp.sum(ends[None] <= i[:, None], axis=1, dtype=jnp.int32), len(parts) - 1)
+    count = (i < ends[-1]).astype(jnp.int32)
+    split = i - (ends - parts)[s]
+    return jnp.stack([s, query_starts[s], count, context_lens[s] - 1, split, parts[s]], axis=1)
 
 
 def _call(
     static: _Static,
-    tiles: jax.Array,  # [N, 5]
+    tiles: jax.Array,  # [N, 6]
     q: jax.Array,  # [T, H, D]; rows of the other list may hold results already
     inputs: tuple[jax.Array, ...],
-) -> jax.Array:  # [T, H, D], q with the rows of this list replaced by results
-    num_tiles, (_, heads, head_dim), kv_heads = len(tiles), q.shape, inputs[0].shape[1]
-    split = static.num_splits > 1
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    if split:
-        rows = (static.num_splits, num_tiles, kv_heads, static.blocks.rows)
-        shapes = tuple(
+) -> tuple[jax.Array, ...]:
+    """q with the rows of this list replaced by results. If contexts may be divided, also each
+    tile's maxima and totals [N, K, R] and values [N, K, R, D]; a row in parts keeps its q."""
+    num_tiles, head_dim, kv_heads = len(tiles), q.shape[2], inputs[0].shape[1]
+    shapes = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
+    if static.most_splits > 1:
+        rows = (num_tiles, kv_heads, static.blocks.rows)
+        shapes += [
             jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (rows, rows, (*rows, head_dim))
-        )
-    else:
-        shapes = (jax.ShapeDtypeStruct(q.shape, q.dtype),)
-    results = pl.pallas_call(
+        ]
+    results: tuple[jax.Array, ...] = pl.pallas_call(
         functools.partial(_attention_kernel, static=static),
-        grid=(kv_heads, num_tiles, max(1, static.num_splits)),
-        out_shape=shapes,
+        grid=(kv_heads, num_tiles),
+        out_shape=tuple(shapes),
         in_specs=[pl.no_block_spec] * (2 + len(inputs)),
         out_specs=(pl.no_block_spec,) * len(shapes),
-        input_output_aliases={} if split else {1: 0},
+        input_output_aliases={1: 0},
         interpret=static.interpret,
         compiler_params=plt.CompilerParams(
             num_warps=static.blocks.num_warps, num_stages=static.blocks.num_stages
         ),
-        name="paged_decode" if static.num_splits else "paged_prefill",
+        name="paged_decode" if static.decode else "paged_prefill",
     )(tiles, q, *inputs)
-    if not split:
-        return results[0]
-    return pl.pallas_call(
-        functools.partial(_merge_kernel, group=static.group, head_dim=head_dim),
-        grid=(heads, num_tiles),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+    return results
+
+
+def _merge(
+    static: _Static,
+    sequences: jax.Array,  # [S, 3]
+    partial: list[jax.Array],  # maxima, totals and values, as _call() returns them
+    out: jax.Array,  # [T, H, D]
+) -> jax.Array:  # [T, H, D], out with the rows in parts replaced by results
+    kernel = functools.partial(
+        _merge_kernel,
+        group=static.group,
+        head_dim=static.head_dim,
+        most_splits=static.most_splits,
+    )
+    merged: jax.Array = pl.pallas_call(
+        kernel,
+        grid=(out.shape[1], len(sequences)),
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
         in_specs=[pl.no_block_spec] * 5,
         out_specs=pl.no_block_spec,
         input_output_aliases={4: 0},
         interpret=static.interpret,
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
         name="paged_decode_merge",
-    )(tiles, *results, q)
+    )(sequences, *partial, out)
+    return merged
 
 
 def _attention_kernel(
-    tiles_ref: _Ref,  # [N, 5]
+    tiles_ref: _Ref,  # [N, 6]
     q_ref: _Ref,  # [T, H, D]
     k_ref: _Ref,  # [B, K, P, D]
     v_ref: _Ref,  # [B, K, P, D]
@@ -238,15 +274,15 @@ def _attention_kernel(
     sinks_ref: _Ref,  # [H]
     k_factor_ref: _Ref,  # [K]
     v_factor_ref: _Ref,  # [K]
-    *refs: _Ref,  # out, or per split maxima and totals [X, N, K, R] and values [X, N, K, R, D]
+    out_ref: _Ref,  # [T, H, D], aliased with q
+    *partial_refs: _Ref,  # none, or maxima and totals [N, K, R] and values [N, K, R, D]
     static: _Static,
 ) -> None:
-    """Attention of one tile to one kv head, over its context or over one split of it."""
-    head, tile, split = (pl.program_id(axis) for axis in range(3))
-    count = tiles_ref[tile, _COUNT]
-    splits = tiles_ref[tile, _SPLITS]
+    """Attention of one tile to one kv head, over its context or over one part of it."""
+    head, tile = pl.program_id(0), pl.program_id(1)
+    count, split, splits = (tiles_ref[tile, c] for c in (_COUNT, _SPLIT, _SPLITS))
 
-    @pl.when((count > 0) & (split < splits))
+    @pl.when(count > 0)
     def _() -> None:
         group, num_rows, num_keys = static.group, static.blocks.rows, static.blocks.keys
         s, first, position = (tiles_ref[tile, c] for c in (_SEQUENCE, _TOKEN, _POSITION))
@@ -319,16 +355,23 @@ def _attention_kernel(
             full, high, functools.partial(step, masked=True), carry
         )
         values *= v_factor_ref[head]
-        if static.num_splits > 1:
-            maxima_ref, totals_ref, values_ref = refs
-            plt.store(maxima_ref.at[split, tile, head, row], maximum, mask=row < group)
-            plt.store(totals_ref.at[split, tile, head, row], total, mask=row < group)
-            where = values_ref.at[split, tile, head, row[:, None], lane[None]]
-            plt.store(where, values, mask=row_mask)
-        else:
-            (out_ref,) = refs  # aliased with q
+
+        def store_result() -> None:
             where = out_ref.at[(first + token)[:, None], query_head[:, None], lane[None]]
             plt.store(where, (values / total[:, None]).astype(out_ref.dtype), mask=row_mask)
+
+        if not partial_refs:
+            store_result()
+            return
+        pl.when(splits == 1)(store_result)
+
+        @pl.when(splits > 1)
+        def _() -> None:
+            maxima_ref, totals_ref, values_ref = partial_refs
+            plt.store(maxima_ref.at[tile, head, row], maximum, mask=row < group)
+            plt.store(totals_ref.at[tile, head, row], total, mask=row < group)
+            where = values_ref.at[tile, head, row[:, None], lane[None]]
+            plt.store(where, values, mask=row_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,26 +410,27 @@ class _Keys:
 
 
 def _merge_kernel(
-    tiles_ref: _Ref,  # [N, 5]
-    maxima_ref: _Ref,  # [X, N, K, R]
-    totals_ref: _Ref,  # [X, N, K, R]
-    values_ref: _Ref,  # [X, N, K, R, D]
-    unused_q_ref: _Ref,  # aliased with the output
+    sequences_ref: _Ref,  # [S, 3]
+    maxima_ref: _Ref,  # [N, K, R]
+    totals_ref: _Ref,  # [N, K, R]
+    values_ref: _Ref,  # [N, K, R, D]
+    unused_ref: _Ref,  # aliased with the output
     out_ref: _Ref,  # [T, H, D]
     *,
     group: int,
     head_dim: int,
+    most_splits: int,
 ) -> None:
-    """Merges the splits of one query head of one tile."""
-    head, tile = pl.program_id(0), pl.program_id(1)
-    at = (tile, head // group, head % group)
-    splits = tiles_ref[tile, _SPLITS]
+    """Merges the parts of one query head of one sequence."""
+    head, sequence = pl.program_id(0), pl.program_id(1)
+    at = (head // group, head % group)
+    first, splits = sequences_ref[sequence, _FIRST], sequences_ref[sequence, _PARTS]
 
-    @pl.when(tiles_ref[tile, _COUNT] > 0)
+    @pl.when(splits > 1)
     def _() -> None:
-        split = jnp.arange(pl.next_power_of_2(maxima_ref.shape[0]))
-        maxima = plt.load(maxima_ref.at[split, *at], mask=split < splits, other=_MASKED)
-        totals = plt.load(totals_ref.at[split, *at], mask=split < splits, other=0.0)
+        split = jnp.arange(pl.next_power_of_2(most_splits))
+        maxima = plt.load(maxima_ref.at[first + split, *at], mask=split < splits, other=_MASKED)
+        totals = plt.load(totals_ref.at[first + split, *at], mask=split < splits, other=0.0)
         maximum = jnp.max(maxima)
         total = jnp.sum(totals * jnp.exp2(maxima - maximum))
         size = min(16, split.shape[0])
@@ -395,16 +439,16 @@ def _merge_kernel(
         def step(i: jax.Array, values: jax.Array) -> jax.Array:
             split = i * size + jnp.arange(size)
             active = split < splits
-            maxima = plt.load(maxima_ref.at[split, *at], mask=active, other=_MASKED)
+            maxima = plt.load(maxima_ref.at[first + split, *at], mask=active, other=_MASKED)
             part = plt.load(
-                values_ref.at[split[:, None], *at, lane[None]],
+                values_ref.at[first + split[:, None], *at, lane[None]],
                 mask=active[:, None] & (lane < head_dim)[None],
                 other=0.0,
             )
             return values + jnp.sum(part * jnp.exp2(maxima - maximum)[:, None], axis=0)
 
         values = lax.fori_loop(0, pl.cdiv(splits, size), step, jnp.zeros(lane.shape, jnp.float32))
-        where = out_ref.at[tiles_ref[tile, _TOKEN], head, lane]
+        where = out_ref.at[sequences_ref[sequence, _ROW], head, lane]
         plt.store(where, (values / total).astype(out_ref.dtype), mask=lane < head_dim)
 
 

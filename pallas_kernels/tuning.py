@@ -63,9 +63,9 @@ _FLOAT32 = Blocks(rows=16, keys=32, num_warps=4, num_stages=1)
 
 # Programs that fill the GPU: two for each of the 132 multiprocessors of an H100 or H200.
 FULL_GRID = 264
-# Tokens of context per split: at least so many that the split's loads outweigh the partial result
-# that it writes, and at most so many that one long sequence does not still run when many short ones
-# have finished.
+# Tokens of context of a part: at least so many that its loads outweigh the partial result that it
+# writes; where sequences alone fill the GPU, so many that only a sequence that would still run when
+# the others have finished is divided.
 SPLIT_MIN = 256
 SPLIT_MAX = 8192
 
@@ -89,7 +89,22 @@ def _padded(head_dim: int) -> int:
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
-def max_splits(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
-    """The most programs that the context of one decode is split over."""
-    fill = -(-FULL_GRID // (num_sequences * num_kv_heads))
-    return max(min(fill, -(-max_context // SPLIT_MIN)), -(-max_context // SPLIT_MAX))
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How the contexts of decodes are divided among programs.
+
+    Args:
+        extra: programs of each kv head beside one for each sequence; 0: no context is divided.
+        shortest: tokens of context of the shortest part.
+    """
+
+    extra: int
+    shortest: int
+
+
+def splits(num_sequences: int, num_kv_heads: int, max_context: int) -> Splits:
+    """The division for a batch of at most so many decodes. With enough sequences to fill the GPU,
+    only contexts much longer than the others are divided."""
+    extra = -(-FULL_GRID // num_kv_heads)
+    shortest = SPLIT_MIN if num_sequences < extra else SPLIT_MAX
+    return Splits(min(extra, num_sequences * (-(-max_context // shortest) - 1)), shortest)

@@ -27,13 +27,15 @@ class Case:
     """One compiled function: write_kv, then attention.
 
     Args:
-        sequences: S; with few of them, the context of a decode is split over programs.
+        sequences: S; with few of them, the context of a decode is divided among programs.
+        width: blocks of the longest context; with many, long contexts of many sequences are, too.
         plain: whether the dot products are float32, which the tensor cores don't compute.
     """
 
     name: str
     tokens: int = 256
     sequences: int = 64
+    width: int = 512
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
@@ -53,6 +55,7 @@ class Case:
 CASES = (
     Case("bf16 128"),
     Case("bf16 128 split", tokens=2, sequences=1),
+    Case("bf16 128 of 131072", sequences=256, width=8192),
     Case("bf16 128 2^32", blocks=2**18),  # cells, so 64-bit offsets
     Case("bf16 64", heads=64, head_dim=64),
     Case("bf16 256", heads=16, head_dim=256),
@@ -67,7 +70,6 @@ CASES = (
     Case("e5m2 fp16", dtype=jnp.float16, kv_dtype=jnp.float8_e5m2),
     Case("fp32 64 G3", heads=9, kv_heads=3, head_dim=64, dtype=jnp.float32, kv_dtype=jnp.float32),
 )
-WIDTH = 512
 
 
 def step(case: Case) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]:
@@ -95,7 +97,7 @@ def step(case: Case) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]:
         page_shape(case.blocks, case.kv_heads, case.block_size, case.head_dim), case.kv_dtype
     )
     new = shape((case.tokens, case.kv_heads, case.head_dim), case.dtype)
-    ints = [(case.sequences, WIDTH), (case.sequences,), (case.sequences + 1,), (case.tokens,)]
+    ints = [(case.sequences, case.width), (case.sequences,), (case.sequences + 1,), (case.tokens,)]
     return run, (
         pages,
         pages,

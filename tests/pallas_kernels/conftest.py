@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from pallas_kernels import page_shape, paged_attention, triton_attention
-from pallas_kernels.tuning import Blocks
+from pallas_kernels.tuning import Blocks, Splits
 
 # Block sizes for interpret mode: small enough that contexts of a few hundred tokens take several
-# steps, tiles and splits.
+# steps, tiles and parts.
 SMALL_BLOCKS = {
     "decode_blocks": Blocks(rows=16, keys=32, num_warps=4, num_stages=1),
     "prefill_blocks": Blocks(rows=32, keys=32, num_warps=4, num_stages=1),
-    "splits": 3,
+    "splits": Splits(extra=12, shortest=64),
 }
 
 

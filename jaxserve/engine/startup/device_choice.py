@@ -26,7 +26,8 @@ def choose_device(device: Literal["auto", "cpu"]) -> None:
     Must be called before this process uses jax's devices.
 
     Raises:
-        ConfigError: jax's CUDA plugin is installed or this machine has a GPU, but jax can't use it.
+        ConfigError: jax's CUDA plugin is installed or this machine has a GPU, but jax can't use it;
+            or JAX_PLATFORMS names what isn't there.
     """
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -43,6 +44,12 @@ def choose_device(device: Literal["auto", "cpu"]) -> None:
     visible = not hidden and any(map(os.path.exists, _NODES))
     if problem := gpu_problem(plugin, visible, _driver(), error):
         raise ConfigError(f"{problem}; or choose the CPU with --device cpu")
+    if error:
+        platforms = jax.config.jax_platforms
+        raise ConfigError(
+            f"jax can't use what JAX_PLATFORMS={platforms} names ({error.splitlines()[0]}): unset "
+            "JAX_PLATFORMS, or choose the CPU with --device cpu"
+        )
 
 
 def gpu_problem(plugin: str | None, visible: bool, driver: str | None, error: str) -> str | None:

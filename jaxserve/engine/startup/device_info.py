@@ -45,7 +45,7 @@ _JAX_SETTINGS = {
 
 
 def check_jax_settings() -> None:
-    """Refuses settings of JAX that the engine can't run under.
+    """Refuses settings of JAX, and of numba, that the engine can't run under.
 
     Raises:
         ConfigError: names the setting.
@@ -56,6 +56,10 @@ def check_jax_settings() -> None:
                 f"the engine can't run with JAX's setting {name} = {value}: unset {name.upper()}, "
                 f"or set it to {needed}"
             )
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        raise ConfigError(
+            "the kernels for CPUs can't be compiled with NUMBA_DISABLE_JIT: unset NUMBA_DISABLE_JIT"
+        )
 
 
 def prepare_gpu(share: float) -> None:

@@ -19,9 +19,11 @@ GENERATE = "from jaxserve import LLM; LLM({!r}, progress=False, kv_cache_memory=
         ("JAX_DEBUG_NANS", "1"),
         ("JAX_DISABLE_JIT", "1"),
         ("JAX_TRANSFER_GUARD", "disallow"),
+        ("JAX_PLATFORMS", "nonsense"),
+        ("NUMBA_DISABLE_JIT", "1"),
     ],
 )
-def test_settings_of_jax_that_change_programs_are_refused_by_name(
+def test_settings_of_jax_and_numba_that_nothing_runs_under_are_refused_by_name(
     tiny_llama: Path, name: str, value: str
 ) -> None:
     done = subprocess.run(

@@ -18,7 +18,7 @@ from jaxserve.sampling.grammar_vocabulary import GrammarVocabulary
 from jaxserve.sampling.json_schema import prepare_schema
 from jaxserve.sampling.mask_bits import WORD, mask_words
 from jaxserve.sampling.number_bounds import NumberBounds, NumberTokens
-from jaxserve.sampling.params import StructuredOutputsParams
+from jaxserve.sampling.params import FREE_TEXT, StructuredOutputsParams
 
 MAX_SOURCE = 250_000  # characters; a rule takes a few, and the compiler recurses once for each rule
 STEP_ITEMS = 10_000  # parser items a mask; with an ambiguous grammar more would take seconds
@@ -230,7 +230,8 @@ class GrammarCompiler:
         if matcher.is_error():
             schema = params.json if isinstance(params.json, str) else None
             raise refusal(matcher.get_error(), params.grammar, schema)
-        is_json = params.is_json or (params.grammar is not None and "%json" in params.grammar)
+        lark = params.grammar or ""
+        is_json = params.is_json or ("%json" in lark and FREE_TEXT not in lark)
         return Grammar(matcher, first, self._numbers if is_json else None)
 
 

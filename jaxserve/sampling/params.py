@@ -21,6 +21,10 @@ REPETITION_RANGE = (1e-6, 1e6)  # beyond it the logits overflow
 MAX_BEAM_WIDTH = 16  # leaves room for stop tokens in the MAX_LOGPROBS that a step reports
 
 
+# Begins the names of terminals of a grammar that match any text: its numbers aren't bounded.
+FREE_TEXT = "FREE_TEXT"
+
+
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
     """What the output must match: exactly one of these.
@@ -31,6 +35,7 @@ class StructuredOutputsParams:
         choice: the output is one of these strings.
         grammar: a context-free grammar in Lark's notation, start symbol `start`.
         json_object: any JSON object.
+        is_optional: if it doesn't compile, the output is unconstrained.
 
     Raises:
         InvalidRequestError: none is given, several are, or one is malformed. Whether a schema,
@@ -42,6 +47,7 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool = False
+    is_optional: bool = False
 
     def __post_init__(self) -> None:
         given = [n for n in ("json", "regex", "choice", "grammar") if getattr(self, n) is not None]

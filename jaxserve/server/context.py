@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from jaxserve.engine.frontend.client import EngineClient
 
 
+# Arguments by which chat templates are told whether the model shall reason.
+THINKING_ARGUMENTS = ("enable_thinking", "thinking")
+
+
 @dataclass
 class ServerContext:
     """The application's state, for one served model.
@@ -137,6 +141,13 @@ class ServerContext:
         if self.config.reasoning_parser != "auto":
             return REASONING_PARSERS.get(self.config.reasoning_parser)
         return find_reasoning_parser(self.client.tokenizer.template_mentions)
+
+    @cached_property
+    def may_reason(self) -> bool:
+        """Whether the model reasons though its prompt doesn't begin that: its chat template has a
+        switch for it, or the operator says how it does."""
+        reads = self.client.tokenizer.template_reads
+        return self.config.reasoning_parser != "auto" or any(map(reads, THINKING_ARGUMENTS))
 
     def new_call_id(self) -> str:
         """An id for a tool call, in the form that the model's chat template accepts."""

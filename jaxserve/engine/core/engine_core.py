@@ -52,6 +52,17 @@ GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
 NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
 
+def _grammar_of(message: Submit, compiled: Future[Grammar]) -> Grammar | None:
+    """A request's grammar. None if it doesn't compile and the request does without; else raises."""
+    wanted = message.params.structured_outputs
+    if wanted is not None and wanted.is_optional:
+        error = compiled.exception()
+        if isinstance(error, InvalidRequestError):
+            log.info("request %s goes without its grammar: %s", message.request_id, error)
+            return None
+    return compiled.result()
+
+
 class _StepFailedError(Exception):
     """A step failed as a whole, with the state of the device."""
 
@@ -211,7 +222,7 @@ class EngineCore:
             compiled: its grammar, if it has one; done.
         """
         try:
-            self._register(message, None if compiled is None else compiled.result())
+            self._register(message, None if compiled is None else _grammar_of(message, compiled))
         except (InvalidRequestError, RequestTooLongError) as error:
             return _error_output(message.request_id, "InvalidRequestError", error)
         except UnprocessableError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jaxserve.server.parsers.text_parser import ParsedDelta, content_delta, split_at_marker
+from jaxserve.server.wire.call_grammar import Reasoning
 
 
 class ThinkTagParser:
@@ -46,6 +47,15 @@ class ThinkTagParser:
         if before.endswith(cls.opens()) or own.startswith(cls.opens()):
             return "content" if any(close in own for close in cls.closes()) else "reasoning"
         return "content" if own or before.endswith(cls.closes()) else ""
+
+    @classmethod
+    def reasoning_after(cls, prompt: str, begun: str) -> Reasoning | None:
+        """The reasoning that an output begins with after this prompt, or may begin with; None if
+        there is none."""
+        kind = cls.kind_after(prompt, begun)
+        if kind == "content":
+            return None
+        return Reasoning("" if kind or cls._tag_optional else cls.markers[0], cls.markers[1])
 
     def feed(self, text: str) -> list[ParsedDelta]:
         text, self._held = self._held + text, ""

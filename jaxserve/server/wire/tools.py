@@ -13,7 +13,7 @@ import msgspec
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.json_schema import OPTIONS, closed, without_unknown_formats
 from jaxserve.sampling.params import StructuredOutputsParams
-from jaxserve.server.wire.call_grammar import REQUIRED_CALLS, CallLayout, calls_grammar
+from jaxserve.server.wire.call_grammar import CallLayout, Reasoning, output_grammar
 from jaxserve.server.wire.validation import renaming
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -145,7 +145,9 @@ class ToolUse:
         if self.named is not None:
             (schema,) = (f.compact_schema for f in self.functions if f.name == self.named)
             return StructuredOutputsParams(json=schema)
-        return StructuredOutputsParams(grammar=self._grammar(REQUIRED_CALLS))
+        return StructuredOutputsParams(
+            grammar=output_grammar(self._schemas(), parallel=self.parallel)
+        )
 
     @contextmanager
     def naming_errors(self, answer_names: Mapping[str, str]) -> Iterator[None]:
@@ -161,6 +163,7 @@ class ToolUse:
             names[f"structured_outputs.arguments_{i}"] = f"{path}.parameters"
             if function.name == self.named:
                 names["structured_outputs"] = f"{path}.parameters"
+                names["structured_outputs.answer"] = f"{path}.parameters"
         try:
             with renaming(names):
                 yield
@@ -171,21 +174,56 @@ class ToolUse:
                     raise InvalidRequestError(message, error.param, error.code) from None
             raise
 
-    def call_or_answer(
-        self, layout: CallLayout, special_ids: Mapping[str, int], answer: StructuredOutputsParams
+    def required_after(
+        self, reasoning: Reasoning, special_ids: Mapping[str, int]
     ) -> StructuredOutputsParams:
-        """The constraint on an output that is either calls or an answer in JSON.
+        """structured_params() after reasoning. Args: as of output_grammar()."""
+        if self.named is not None:
+            (schema,) = (f.compact_schema for f in self.functions if f.name == self.named)
+            return answer_after(reasoning, special_ids, StructuredOutputsParams(json=schema))
+        grammar = output_grammar(
+            self._schemas(),
+            parallel=self.parallel,
+            special_ids=special_ids,
+            reasoning=reasoning,
+        )
+        return StructuredOutputsParams(grammar=grammar)
 
-        Args:
-            layout, special_ids, answer: as of calls_grammar().
-        """
-        return StructuredOutputsParams(grammar=self._grammar(layout, special_ids, answer))
-
-    def _grammar(
+    def optional_calls(
         self,
         layout: CallLayout,
-        special_ids: Mapping[str, int] | None = None,
-        answer: StructuredOutputsParams | None = None,
-    ) -> str:
-        functions = [(function.name, function.compact_schema) for function in self.functions]
-        return calls_grammar(functions, layout, self.parallel, special_ids, answer)
+        marker: str,
+        special_ids: Mapping[str, int],
+        reasoning: Reasoning | None,
+        answer: StructuredOutputsParams | None,
+    ) -> StructuredOutputsParams:
+        """The constraint on an output that may have calls: where one begins, it has the name and
+        the arguments of a function. A schema that can't be a grammar is left to the model, unless
+        its function is strict.
+
+        Args:
+            marker: begins calls, in a text; not used if there is an answer in JSON.
+            layout, special_ids, reasoning, answer: as of output_grammar().
+        """
+        grammar = output_grammar(
+            self._schemas(),
+            layout,
+            self.parallel,
+            special_ids,
+            answer,
+            reasoning,
+            marker if answer is None else "",
+        )
+        strict = answer is not None or any(function.strict for function in self.functions)
+        return StructuredOutputsParams(grammar=grammar, is_optional=not strict)
+
+    def _schemas(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(function.name, function.compact_schema) for function in self.functions]
+
+
+def answer_after(
+    reasoning: Reasoning, special_ids: Mapping[str, int], answer: StructuredOutputsParams
+) -> StructuredOutputsParams:
+    """The constraint on an answer in JSON that comes after reasoning."""
+    grammar = output_grammar(special_ids=special_ids, answer=answer, reasoning=reasoning)
+    return StructuredOutputsParams(grammar=grammar)

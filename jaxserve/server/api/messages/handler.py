@@ -13,7 +13,7 @@ from jaxserve.server.api.shared import generation
 from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation
 from jaxserve.server.api.shared.json_body import json_response, read_body, run_off_loop
 from jaxserve.server.api.shared.start_chat import start_chat
-from jaxserve.server.context import SERVER_CONTEXT, ServerContext
+from jaxserve.server.context import SERVER_CONTEXT, THINKING_ARGUMENTS, ServerContext
 from jaxserve.server.observability.request_log import current_record
 from jaxserve.server.wire.messages.content import to_messages
 from jaxserve.server.wire.messages.request import (
@@ -23,9 +23,6 @@ from jaxserve.server.wire.messages.request import (
 )
 from jaxserve.server.wire.messages.response import Message, TokensCounted
 from jaxserve.server.wire.response_fields import new_id
-
-# Arguments by which chat templates are told whether the model shall reason.
-THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 
 
 async def create_message(request: web.Request) -> web.StreamResponse:

@@ -21,10 +21,11 @@ from jaxserve.server.parsers import (
     ToolParser,
 )
 from jaxserve.server.parsers.answer_parser import AnswerFormat
+from jaxserve.server.wire.call_grammar import Reasoning
 from jaxserve.server.wire.chat.messages import template_message
 from jaxserve.server.wire.chat.request import ChatCompletionRequest
 from jaxserve.server.wire.ignored_fields import ignore, refuses_unknown
-from jaxserve.server.wire.tools import ToolUse
+from jaxserve.server.wire.tools import ToolUse, answer_after
 
 TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "reasoning_effort", "self"}
@@ -114,24 +115,29 @@ class Conversation:
         # By default without special tokens, because the template writes them.
         ids = context.client.prepare(text, params, add_special_tokens)
         think, before, begun = context.reasoning_parser, text, self.begun
-        if think and params.structured_outputs:
-            # A grammar constrains the output alone, so a prompt that ends with an open tag doesn't
-            # make the output's beginning reasoning.
+        constraint = params.structured_outputs
+        if think and constraint and not (constraint.is_json or self.tools.mode == "required"):
+            # Such a constraint is on the whole output, so a prompt that ends with an open tag
+            # doesn't make the output's beginning reasoning.
             think, before, begun = ThinkTagParser, "", ""
         answer_format = AnswerFormat(
             reasoning=partial(think, before, begun) if think else None,
-            tools=_tool_parser(self.tools, context.tool_parser, params.structured_outputs),
+            tools=_tool_parser(self.tools, context.tool_parser, constraint),
             show_reasoning=show_reasoning,
             parallel_calls=self.tools.parallel,
             calls_finish=self.tools.named is None,
         )
-        return ChatPrompt(ids, answer_format, self._params(context, params, think))
+        reasoning = think.reasoning_after(before.removesuffix(begun), begun) if think else None
+        if reasoning is not None and reasoning.open and not context.may_reason:
+            reasoning = None
+        return ChatPrompt(ids, answer_format, self._params(context, params, think, reasoning))
 
     def _params(
         self,
         context: ServerContext,
         params: SamplingParams,
         think: type[ThinkTagParser] | None,
+        reasoning: Reasoning | None,
     ) -> SamplingParams:
         """As ChatPrompt.params."""
         tokenizer = context.client.tokenizer
@@ -140,14 +146,26 @@ class Conversation:
         special = {marker: i for i, marker in tokenizer.special_tokens_in(markers).items()}
         if special:
             params = replace(params, skip_special_tokens=False)
-        answer = params.structured_outputs
-        has_layout = calls is not None and calls.layout is not None
-        if has_layout and answer is not None and answer.is_json:
-            assert calls is not None
-            assert calls.layout is not None
-            either = self.tools.call_or_answer(calls.layout, special, answer)
-            params = replace(params, structured_outputs=either)
+        answer, constraint = params.structured_outputs, params.structured_outputs
+        if calls is not None and calls.layout is not None and self._may_constrain(params):
+            constraint = self.tools.optional_calls(
+                calls.layout, calls.markers[0], special, reasoning, answer
+            )
+        elif reasoning is not None and self.tools.mode == "required":
+            constraint = self.tools.required_after(reasoning, special)
+        elif reasoning is not None and answer is not None and answer.is_json:
+            constraint = answer_after(reasoning, special, answer)
+        if constraint is not answer:
+            params = replace(params, structured_outputs=constraint)
         return params
+
+    @staticmethod
+    def _may_constrain(params: SamplingParams) -> bool:
+        """Whether calls that the model chooses to make can be constrained: not beside a constraint
+        on the whole output, in a beam search, or if the output goes on after its end."""
+        if params.structured_outputs is not None:
+            return params.structured_outputs.is_json
+        return params.beam_search is None and not params.ignore_eos
 
     def _check_template(self, context: ServerContext) -> None:
         """Refuses fields that the model's template would ignore, though they change the answer.

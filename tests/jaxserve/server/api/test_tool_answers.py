@@ -374,3 +374,27 @@ async def test_tools_of_a_model_whose_template_knows_none(server: Any) -> None:
     status, after = await chat(server, **asked | {"messages": history}, tools=[TOOL], max_tokens=1)
     assert status == 200, after
     assert after["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
+
+
+async def test_text_before_a_call_is_free(tiny_server: Any) -> None:
+    """Under auto nothing is constrained before the marker that begins a call."""
+    bias = {ALPHABET.index("<"): 100}
+    status, answer = await chat(tiny_server, tools=[TOOL], logit_bias=bias, max_tokens=30)
+    assert status == 200
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("<" * 30, "length")
+
+
+@pytest.mark.parametrize(("strict", "expected"), [(False, 200), (True, 400)])
+async def test_a_schema_that_can_be_no_grammar(
+    tiny_server: Any, strict: bool, expected: int
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {}, "uniqueItems": True}},
+    }
+    function = {"name": "f", "parameters": parameters, "strict": strict}
+    status, answer = await chat(
+        tiny_server, tools=[{"type": "function", "function": function}], max_tokens=2
+    )
+    assert status == expected, answer

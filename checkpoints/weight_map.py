@@ -229,7 +229,9 @@ RULES: dict[str, Rule] = {
     "pre_feedforward_norm.scale": _as_is("pre_feedforward_layernorm.weight"),
     "post_feedforward_norm.scale": _as_is("post_feedforward_layernorm.weight"),
     "mlp.gate_up": _gate_up("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.gate_up_bias": _gate_up("mlp.gate_proj.bias", "mlp.up_proj.bias"),
     "mlp.down": _as_is("mlp.down_proj.weight"),
+    "mlp.down_bias": _as_is("mlp.down_proj.bias"),
 }
 
 FAMILY_RULES: dict[str, dict[str, Rule]] = {

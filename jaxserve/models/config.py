@@ -98,12 +98,15 @@ class MoEConfig:
     Args:
         intermediate_size: of one expert.
         renormalize: the weights of a token's chosen experts sum to 1.
+        alpha, limit: of gpt-oss's clamped unit.
     """
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
     renormalize: bool = True
+    alpha: float = 1.702
+    limit: float = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ class ModelConfig:
         attention_softcap, final_softcap: scores, and logits, become cap * tanh(x / cap).
         kv_scales: whether the checkpoint has scales for a KV cache of 8 bits.
         attention_bias: on the attention's projections; the family decides on which.
+        mlp_bias: on the projections of a gated MLP.
         eos_token_ids: ids that end an output.
+        unknown_fields: names in config.json that nothing reads.
 
     Raises:
         CheckpointError: two fields contradict each other.
@@ -136,6 +141,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     activation: Activation = "silu"
     attention_bias: bool = False
+    mlp_bias: bool = False
     kv_scales: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
@@ -144,6 +150,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    unknown_fields: tuple[str, ...] = ()
 
     @property
     def num_hidden_layers(self) -> int:

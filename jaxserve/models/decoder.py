@@ -14,7 +14,7 @@ from jaxserve.models.cache import Cache, CacheSpec, LayerCache, LayerCaches
 from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
-from jaxserve.models.moe import MoE
+from jaxserve.models.moe import Gated, MoE
 from jaxserve.models.rope import Rope, rope_angles
 
 
@@ -41,9 +41,11 @@ class DecoderLayer(nnx.Module):
         self.post_attention_norm = RMSNorm(hidden, eps, dtype)
         if layer.experts:
             assert config.moe is not None
-            self.moe = MoE(hidden, config.moe, dtype, **moe or {})
+            options: dict[str, Any] = {"unit": Gated(config.activation)} | (moe or {})
+            self.moe = MoE(hidden, config.moe, dtype, **options)
         else:
-            self.mlp = GatedMLP(hidden, config.intermediate_size, config.activation, dtype)
+            sizes = (hidden, config.intermediate_size)
+            self.mlp = GatedMLP(*sizes, config.activation, dtype, bias=config.mlp_bias)
 
     def __call__(
         self, x: jax.Array, rope: Rope | None, cache: LayerCache

@@ -60,7 +60,7 @@ FIELDS: dict[str, Kind] = {
     "rms_norm_eps": number(0),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), _POSITIVE),
     **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping"), _POSITIVE),
-    "final_logit_softcapping": _POSITIVE,
+    **dict.fromkeys(("final_logit_softcapping", "swiglu_alpha", "swiglu_limit"), _POSITIVE),
     **dict.fromkeys(("hidden_act", "hidden_activation"), TEXT),
     **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), FLAG),
     **dict.fromkeys(("use_sliding_window", "norm_topk_prob"), FLAG),
@@ -70,7 +70,7 @@ FIELDS: dict[str, Kind] = {
     "bos_token_id": whole(),
     "eos_token_id": TOKEN_IDS,
 }
-_ROPE_FIELDS: dict[str, Kind] = {
+ROPE_FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("rope_type", "type"), TEXT),
     **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor"), _POSITIVE),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor", "attention_factor"), _POSITIVE),
@@ -79,6 +79,7 @@ _ROPE_FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("short_factor", "long_factor"), list_of(_POSITIVE)),
     "original_max_position_embeddings": whole(2),
     "truncate": FLAG,
+    "llama_4_scaling_beta": number(0),
 }
 
 
@@ -95,7 +96,6 @@ def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
     """
     activation = hf.get("hidden_activation") or hf.get("hidden_act") or "silu"
     refuse(hf, "hidden activation", activation, _ACTIVATIONS)
-    refuse(hf, "mlp_bias", bool(hf.get("mlp_bias", False)), (False,))
     heads = require(hf, "num_attention_heads")
     fields: dict[str, Any] = {
         "architecture": (hf.get("architectures") or ["unknown"])[0],
@@ -106,9 +106,10 @@ def read_config(hf: HFConfig, **changes: Any) -> ModelConfig:
         "num_key_value_heads": hf.get("num_key_value_heads") or heads,
         "head_dim": hf.get("head_dim") or require(hf, "hidden_size") // heads,
         "max_position_embeddings": require(hf, "max_position_embeddings"),
-        "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "rms_norm_eps": require(hf, "rms_norm_eps"),
         "activation": _ACTIVATIONS[activation],
         "attention_bias": bool(hf.get("attention_bias", False)),
+        "mlp_bias": bool(hf.get("mlp_bias", False)),
         "kv_scales": bool((hf.get("quantization_config") or {}).get("kv_cache_scheme")),
         "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
         "bos_token_id": hf.get("bos_token_id"),
@@ -160,7 +161,8 @@ def rope(hf: HFConfig, theta: float = 10_000.0, layer_type: str | None = None) -
     if layer_type is not None and layer_type in raw:
         check(raw, {layer_type: OBJECT})
         raw = dict(raw[layer_type] or {})
-    check(raw, _ROPE_FIELDS)
+    check(raw, ROPE_FIELDS)
+    refuse(hf, "llama_4_scaling_beta", raw.get("llama_4_scaling_beta") or 0, (0,))
     return RopeConfig(
         theta=float(raw.get("rope_theta") or hf.get("rope_theta") or theta),
         rotated=float(raw.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0),

@@ -173,19 +173,34 @@ def _normed(norm: RMSNorm, x: jax.Array) -> jax.Array:  # [T, heads, D]
 
 
 class GatedMLP(nnx.Module):
-    """A gated linear unit (Shazeer 2020): down(act(gate(x)) * up(x)), gate and up in one kernel."""
+    """A gated linear unit (Shazeer 2020): down(act(gate(x)) * up(x)), gate and up in one kernel.
+
+    Args:
+        bias: on all three projections.
+    """
 
     def __init__(
-        self, hidden: int, intermediate: int, activation: Activation, dtype: jnp.dtype
+        self,
+        hidden: int,
+        intermediate: int,
+        activation: Activation,
+        dtype: jnp.dtype,
+        *,
+        bias: bool = False,
     ) -> None:
         self.gate_up = matrix((2, intermediate, hidden), (None, "mlp", "embed"), dtype)
         self.down = matrix((hidden, intermediate), ("embed", "mlp"), dtype)
+        self.gate_up_bias = param((2, intermediate), (None, "mlp"), dtype) if bias else None
+        self.down_bias = param((hidden,), ("embed",), dtype) if bias else None
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
         projected = linear(x, self.gate_up.get_value())  # [T, 2, F]
+        if self.gate_up_bias is not None:
+            projected += self.gate_up_bias[...]
         gate, up = jnp.split(projected.reshape(len(x), -1), 2, axis=-1)
-        return linear(ACTIVATIONS[self.activation](gate) * up, self.down.get_value())
+        out = linear(ACTIVATIONS[self.activation](gate) * up, self.down.get_value())
+        return out if self.down_bias is None else out + self.down_bias[...]
 
 
 class Embedding(nnx.Module):

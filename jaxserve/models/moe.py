@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxserve.models.config import MoEConfig
-from jaxserve.models.layers import matrix, param
+from jaxserve.models.config import Activation, MoEConfig
+from jaxserve.models.layers import ACTIVATIONS, matrix, param
 from jaxserve.models.weights import expert_linear, experts_linear, linear
 
 TILE = 16  # rows of one CPU matmul; constant, since the bits of its results may depend on it
@@ -22,9 +23,14 @@ class GatedUnit(Protocol):
     def __call__(self, gate: jax.Array, up: jax.Array, /) -> jax.Array: ...
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """silu(gate) * up (Shazeer 2020)."""
-    return jax.nn.silu(gate) * up
+@dataclass(frozen=True)
+class Gated:
+    """activation(gate) * up (Shazeer 2020)."""
+
+    activation: Activation
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return ACTIVATIONS[self.activation](gate) * up
 
 
 class MoE(nnx.Module):
@@ -42,7 +48,7 @@ class MoE(nnx.Module):
         config: MoEConfig,
         dtype: jnp.dtype,
         *,
-        unit: GatedUnit = swiglu,
+        unit: GatedUnit,
         bias: bool = False,
     ) -> None:
         experts, size = config.num_experts, config.intermediate_size

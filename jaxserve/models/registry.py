@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_fields import FAMILY_FIELDS
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.families.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
 from jaxserve.models.families.gpt_oss import GptOssForCausalLM
@@ -30,7 +33,11 @@ _CLASSES: tuple[type[Decoder], ...] = (
     Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
 )
-_NULLABLE = "sliding_window"  # whose default is a number in some families
+# Null means none in these, whatever the family's default; elsewhere it means the default.
+_NULLABLE = (
+    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("num_key_value_heads", "head_dim"),
+)
 ARCHITECTURES: dict[str, type[Decoder]] = {cls.__name__: cls for cls in _CLASSES}
 
 
@@ -58,6 +65,9 @@ def config_from_hf(hf: HFConfig) -> ModelConfig:
         CheckpointError: a field has the wrong type or an impossible value.
     """
     check(hf, FIELDS)
-    # Null means the family's default, except in sliding_window: there it means no window.
-    given = {name: value for name, value in hf.items() if value is not None or name == _NULLABLE}
-    return model_class((hf.get("architectures") or ["unknown"])[0]).read_config(given)
+    architecture = (hf.get("architectures") or ["unknown"])[0]
+    cls, fields = model_class(architecture), FAMILY_FIELDS[architecture]
+    fields.check(hf)
+    given = {name: value for name, value in hf.items() if value is not None or name in _NULLABLE}
+    config = cls.read_config({**fields.honoured, **given})
+    return replace(config, unknown_fields=fields.unknown(hf))

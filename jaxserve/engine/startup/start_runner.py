@@ -77,6 +77,11 @@ def start_runner(
     device = DeviceInfo.here(config)
     dtype = jnp.dtype(device.dtype(config))
     checkpoint = open_checkpoint(model_path, config.quantization)
+    if unknown := checkpoint.config.unknown_fields:
+        log.warning(
+            "config.json: nothing reads these fields of %s: %s",
+            *(checkpoint.config.architecture, ", ".join(unknown)),
+        )
     model = planned_model(config, checkpoint, device)
     log.info(
         "weights: %d MB on disk, %d MB in memory", checkpoint.nbytes // 10**6, model.nbytes // 10**6

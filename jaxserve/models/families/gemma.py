@@ -13,7 +13,7 @@ from flax import nnx
 from jaxserve.models.cache import LayerCache
 from jaxserve.models.config import LayerConfig, ModelConfig, RopeConfig
 from jaxserve.models.decoder import Decoder
-from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, refuse, rope
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, rope
 from jaxserve.models.layers import Attention, GatedMLP, RMSNorm
 from jaxserve.models.rope import Rope
 
@@ -71,7 +71,6 @@ class Gemma3ForCausalLM(Decoder):
 
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
-        refuse(hf, "use_bidirectional_attention", bool(hf.get("use_bidirectional_attention")), (0,))
         pattern = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6
         sliding = layer_types(hf, lambda i: (i + 1) % pattern != 0)
         if "sliding_attention" in (hf.get("rope_parameters") or {}):
@@ -85,13 +84,12 @@ class Gemma3ForCausalLM(Decoder):
 def _read_config(
     hf: HFConfig, sliding: tuple[bool, ...], local: RopeConfig, global_: RopeConfig
 ) -> ModelConfig:
-    windowed = LayerConfig(local, hf.get("sliding_window", 4096))
+    windowed = LayerConfig(local, hf["sliding_window"])
     full = LayerConfig(global_)
-    gemma = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
     return read_config(
-        {**gemma, **hf},
+        hf,
         layers=layers(hf, lambda i: windowed if sliding[i] else full),
-        attention_scale=hf.get("query_pre_attn_scalar", 256) ** -0.5,
+        attention_scale=hf["query_pre_attn_scalar"] ** -0.5,
         attention_softcap=hf.get("attn_logit_softcapping"),
-        final_softcap=hf.get("final_logit_softcapping"),
+        final_softcap=hf["final_logit_softcapping"],
     )

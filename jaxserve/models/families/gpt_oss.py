@@ -3,6 +3,8 @@ other layer, YaRN."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
@@ -10,24 +12,36 @@ from jaxserve.models.config import LayerConfig, ModelConfig, MoEConfig
 from jaxserve.models.decoder import Decoder, DecoderLayer
 from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, require, rope
 
-ALPHA, LIMIT = 1.702, 7.0
+_ROPE = {  # of a file that has none
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
 
 
-def clamped_unit(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """(up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up within 7 of 0."""
-    gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
-    return (up + 1) * gate * jax.nn.sigmoid(ALPHA * gate)
+@dataclass(frozen=True)
+class ClampedUnit:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate at most the limit, up within it of 0."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
 
 
 class GptOssLayer(DecoderLayer):
     def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: jnp.dtype) -> None:
-        bias = config.attention_bias
+        bias, moe = config.attention_bias, config.moe
+        assert moe is not None
         super().__init__(
             config,
             layer,
             dtype,
             attention={"qkv_bias": bias, "out_bias": bias, "sinks": True},
-            moe={"unit": clamped_unit, "bias": True},
+            moe={"unit": ClampedUnit(moe.alpha, moe.limit), "bias": True},
         )
 
 
@@ -37,15 +51,19 @@ class GptOssForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
         sliding = layer_types(hf, lambda i: i % 2 == 0)
-        window, rotation = hf.get("sliding_window", 128), rope(hf, theta=150_000.0)
+        scaling = hf["rope_parameters"] or hf.get("rope_scaling") or _ROPE
+        rotation = rope({**hf, "rope_parameters": scaling}, theta=150_000.0)
+        window = hf["sliding_window"]
         return read_config(
-            {"attention_bias": True, **hf},
+            hf,
             layers=layers(
                 hf, lambda i: LayerConfig(rotation, window if sliding[i] else None, experts=True)
             ),
             moe=MoEConfig(
-                num_experts=require(hf, "num_local_experts"),
-                experts_per_token=require(hf, "num_experts_per_tok"),
+                num_experts=hf["num_local_experts"],
+                experts_per_token=hf["num_experts_per_tok"],
                 intermediate_size=require(hf, "intermediate_size"),
+                alpha=float(hf["swiglu_alpha"]),
+                limit=float(hf["swiglu_limit"]),
             ),
         )

@@ -10,7 +10,7 @@ from jaxserve.models.decoder import Decoder, DecoderLayer
 
 
 class LlamaLayer(DecoderLayer):
-    """With `attention_bias`, all four projections have one."""
+    """With `attention_bias`, all four projections have one; with `mlp_bias`, the MLP's three."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: jnp.dtype) -> None:
         bias = config.attention_bias

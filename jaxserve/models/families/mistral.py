@@ -11,17 +11,17 @@ from jaxserve.models.hf_config import HFConfig, layers, read_config, require, ro
 class MistralForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
-        layer = LayerConfig(rope(hf), window=hf.get("sliding_window", 4096))
+        layer = LayerConfig(rope(hf), window=hf["sliding_window"])
         return read_config(hf, layers=layers(hf, lambda _: layer))
 
 
 class MixtralForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
-        layer = LayerConfig(rope(hf), window=hf.get("sliding_window"), experts=True)
+        layer = LayerConfig(rope(hf, theta=1_000_000.0), hf["sliding_window"], experts=True)
         moe = MoEConfig(
-            num_experts=require(hf, "num_local_experts"),
-            experts_per_token=require(hf, "num_experts_per_tok"),
+            num_experts=hf["num_local_experts"],
+            experts_per_token=hf["num_experts_per_tok"],
             intermediate_size=require(hf, "intermediate_size"),
         )
         return read_config(hf, layers=layers(hf, lambda _: layer), moe=moe)

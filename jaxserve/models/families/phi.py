@@ -11,5 +11,5 @@ from jaxserve.models.hf_config import HFConfig, layers, read_config, rope
 class Phi3ForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
-        layer = LayerConfig(rope(hf), window=hf.get("sliding_window"))
+        layer = LayerConfig(rope(hf), window=hf["sliding_window"])
         return read_config(hf, layers=layers(hf, lambda _: layer), attention_bias=False)

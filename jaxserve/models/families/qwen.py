@@ -7,24 +7,18 @@ import jax.numpy as jnp
 
 from jaxserve.models.config import LayerConfig, ModelConfig, MoEConfig
 from jaxserve.models.decoder import Decoder, DecoderLayer
-from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, require, rope
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, rope
 
 
-def _layers(hf: HFConfig, experts: bool = False) -> tuple[LayerConfig, ...]:
-    window = hf.get("sliding_window") if hf.get("use_sliding_window", False) else None
-    first = hf.get("max_window_layers", 28)
+def _layers(hf: HFConfig) -> tuple[LayerConfig, ...]:
+    window, first = _window(hf), hf["max_window_layers"]
     sliding = layer_types(hf, lambda i: window is not None and i >= first)
-    dense = set(hf.get("mlp_only_layers") or ())
-    step = hf.get("decoder_sparse_step", 1)
     rotation = rope(hf)
-    return layers(
-        hf,
-        lambda i: LayerConfig(
-            rotation,
-            window if sliding[i] else None,
-            experts and i not in dense and (i + 1) % step == 0,
-        ),
-    )
+    return layers(hf, lambda i: LayerConfig(rotation, window if sliding[i] else None))
+
+
+def _window(hf: HFConfig) -> int | None:
+    return hf["sliding_window"] if hf["use_sliding_window"] else None
 
 
 class Qwen2Layer(DecoderLayer):
@@ -60,10 +54,15 @@ class Qwen3MoeForCausalLM(Decoder):
 
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
+        rotation, window = rope(hf), _window(hf)
+        dense, step = set(hf["mlp_only_layers"] or ()), hf["decoder_sparse_step"]
         moe = MoEConfig(
-            num_experts=require(hf, "num_experts"),
-            experts_per_token=require(hf, "num_experts_per_tok"),
-            intermediate_size=require(hf, "moe_intermediate_size"),
-            renormalize=bool(hf.get("norm_topk_prob", False)),
+            num_experts=hf["num_experts"],
+            experts_per_token=hf["num_experts_per_tok"],
+            intermediate_size=hf["moe_intermediate_size"],
+            renormalize=hf["norm_topk_prob"],
         )
-        return read_config(hf, layers=_layers(hf, experts=True), moe=moe)
+        kinds = layers(
+            hf, lambda i: LayerConfig(rotation, window, i not in dense and (i + 1) % step == 0)
+        )
+        return read_config(hf, layers=kinds, moe=moe)

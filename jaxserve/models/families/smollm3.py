@@ -14,11 +14,11 @@ class SmolLM3ForCausalLM(Decoder):
 
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
-        interval = hf.get("no_rope_layer_interval", 4)
-        every = hf.get("no_rope_layers")  # 1 where a layer has rope, despite the name
+        interval = hf["no_rope_layer_interval"]
+        every = hf["no_rope_layers"]  # 1 where a layer has rope, despite the name
         if every is not None and len(every) != require(hf, "num_hidden_layers"):
             raise CheckpointError(f"no_rope_layers has {len(every)} entries, not one a layer")
-        window = hf.get("sliding_window") if hf.get("use_sliding_window", False) else None
+        window = hf["sliding_window"] if hf["use_sliding_window"] else None
 
         def has_rope(i: int) -> bool:
             return bool(every[i]) if every is not None else (i + 1) % interval != 0
@@ -26,7 +26,7 @@ class SmolLM3ForCausalLM(Decoder):
         sliding = layer_types(hf, lambda i: window is not None and not has_rope(i))
         rotation = rope(hf, theta=2_000_000.0)
         return read_config(
-            {"tie_word_embeddings": True, **hf},
+            hf,
             layers=layers(
                 hf,
                 lambda i: LayerConfig(

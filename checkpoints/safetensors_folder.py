@@ -38,6 +38,8 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_config(path)
+        layers, drafts = self.config.num_hidden_layers, self.config.draft_layers
+        self._drafts = tuple(f"model.layers.{layers + i}." for i in range(drafts))
         self._raw: dict[str, RawTensor] = {}
         for file in _weight_files(path):
             self._add(file)
@@ -109,10 +111,10 @@ class SafetensorsCheckpoint(Checkpoint):
             self._raw[name] = RawTensor(shape, dtype, read or partial(opened.get_tensor, name))
 
     def _is_ignored(self, name: str) -> bool:
-        """Whether it is ignored, as by transformers: old files contain rope's buffers, and some a
-        copy of a tied output head."""
+        """Whether it is ignored, as by transformers: old files contain rope's buffers, some a copy
+        of a tied output head, and some layers after the last that guess further tokens."""
         tied_head = name == _HEAD and self.config.tie_word_embeddings
-        return tied_head or name.endswith("rotary_emb.inv_freq")
+        return tied_head or name.endswith("rotary_emb.inv_freq") or name.startswith(self._drafts)
 
 
 def read_config(path: Path) -> ModelConfig:

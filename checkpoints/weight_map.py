@@ -94,6 +94,11 @@ def _flat(name: str) -> Rule:
     return lambda shape: Source({name: (math.prod(shape),)}, lambda x: x.reshape(shape))
 
 
+def _one_output(name: str) -> Rule:
+    """A matrix [1, E] as a vector [E]."""
+    return lambda shape: Source({name: (1, *shape)}, lambda x: x[0])
+
+
 def _inputs_first(inner: Rule) -> Rule:
     """The input dimension moved from the end to the front."""
 
@@ -234,6 +239,24 @@ RULES: dict[str, Rule] = {
     "mlp.down_bias": _as_is("mlp.down_proj.bias"),
 }
 
+_MOE: dict[str, Rule] = {
+    "moe.router": _as_is("mlp.gate.weight"),
+    "moe.gate_up": _experts(
+        _inputs_first(
+            _gate_up("mlp.experts.{0}.gate_proj.weight", "mlp.experts.{0}.up_proj.weight")
+        )
+    ),
+    "moe.down": _experts(_inputs_first(_as_is("mlp.experts.{}.down_proj.weight"))),
+}
+_DEEPSEEK_MOE: dict[str, Rule] = {
+    **_MOE,
+    "moe.choice_bias": _as_is("mlp.gate.e_score_correction_bias"),
+    "moe.shared.gate_up": _gate_up(
+        "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"
+    ),
+    "moe.shared.down": _as_is("mlp.shared_experts.down_proj.weight"),
+}
+
 FAMILY_RULES: dict[str, dict[str, Rule]] = {
     "Phi3ForCausalLM": {
         "attention.qkv": _fused_qkv("self_attn.qkv_proj.weight"),
@@ -251,14 +274,19 @@ FAMILY_RULES: dict[str, dict[str, Rule]] = {
         ),
         "moe.down": _experts(_inputs_first(_as_is("block_sparse_moe.experts.{}.w2.weight"))),
     },
-    "Qwen3MoeForCausalLM": {
-        "moe.router": _as_is("mlp.gate.weight"),
-        "moe.gate_up": _experts(
-            _inputs_first(
-                _gate_up("mlp.experts.{0}.gate_proj.weight", "mlp.experts.{0}.up_proj.weight")
-            )
+    "Qwen3MoeForCausalLM": _MOE,
+    "Qwen2MoeForCausalLM": {
+        **_MOE,
+        "moe.shared.gate_up": _gate_up(
+            "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"
         ),
-        "moe.down": _experts(_inputs_first(_as_is("mlp.experts.{}.down_proj.weight"))),
+        "moe.shared.down": _as_is("mlp.shared_expert.down_proj.weight"),
+        "moe.shared_gate": _one_output("mlp.shared_expert_gate.weight"),
+    },
+    "Glm4MoeForCausalLM": _DEEPSEEK_MOE,
+    "GraniteMoeHybridForCausalLM": {
+        "mlp.gate_up": _fused_gate_up("shared_mlp.input_linear.weight"),
+        "mlp.down": _as_is("shared_mlp.output_linear.weight"),
     },
     "GptOssForCausalLM": {
         "moe.router": _as_is("mlp.router.weight"),

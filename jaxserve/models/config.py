@@ -77,6 +77,16 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries grow with their positions p, so that attention stays as sharp in longer contexts:
+    by 1 + beta * log(1 + floor((p + offset) / interval)) (Llama 4, Mistral)."""
+
+    beta: float
+    interval: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Options in which the layers of a model may differ.
 
@@ -84,11 +94,13 @@ class LayerConfig:
         rope: None: queries and keys aren't rotated.
         window: a token attends to the last `window` tokens, itself included; None: to all.
         experts: whether the feed-forward part is a mixture of experts.
+        query_scaling: None: queries don't depend on their positions but by rope.
     """
 
     rope: RopeConfig | None = RopeConfig()
     window: int | None = None
     experts: bool = False
+    query_scaling: QueryScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,11 @@ class MoEConfig:
     Args:
         intermediate_size: of one expert.
         renormalize: the weights of a token's chosen experts sum to 1.
+        scores: of the router's logits; with sigmoids a bias is added for the choice alone.
+        groups, kept_groups: experts are in groups of equal size, and the chosen ones in the best.
+        scale: on the weights of the chosen experts.
+        shared_size: intermediate size of the MLP that all tokens go through; 0: there is none.
+        shared_gate: its output is weighted by a sigmoid of the token.
         alpha, limit: of gpt-oss's clamped unit.
     """
 
@@ -105,6 +122,12 @@ class MoEConfig:
     experts_per_token: int
     intermediate_size: int
     renormalize: bool = True
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    kept_groups: int = 1
+    scale: float = 1.0
+    shared_size: int = 0
+    shared_gate: bool = False
     alpha: float = 1.702
     limit: float = 7.0
 
@@ -122,6 +145,11 @@ class ModelConfig:
         kv_scales: whether the checkpoint has scales for a KV cache of 8 bits.
         attention_bias: on the attention's projections; the family decides on which.
         mlp_bias: on the projections of a gated MLP.
+        qk_norm: on each head of queries and keys, in families that leave the choice.
+        embedding_scale: on embeddings, rounded to their type.
+        residual_scale: on what attention and MLP add.
+        logits_divisor: of the logits.
+        draft_layers: layers after the last, which guess further tokens and aren't loaded.
         eos_token_ids: ids that end an output.
         unknown_fields: names in config.json that nothing reads.
 
@@ -142,6 +170,11 @@ class ModelConfig:
     activation: Activation = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
+    embedding_scale: float | None = None
+    residual_scale: float = 1.0
+    logits_divisor: float = 1.0
+    draft_layers: int = 0
     kv_scales: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
@@ -155,6 +188,11 @@ class ModelConfig:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def rope_dim(self) -> int:
+        """Size of the part of a head of which rope rotates a share."""
+        return self.head_dim
 
     def __post_init__(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
@@ -174,6 +212,11 @@ class ModelConfig:
             raise CheckpointError(
                 f"num_experts_per_tok ({moe.experts_per_token}) is more than the number of experts "
                 f"({moe.num_experts})"
+            )
+        if moe is not None and (moe.num_experts % moe.groups or moe.kept_groups > moe.groups):
+            raise CheckpointError(
+                f"{moe.num_experts} experts can't be in {moe.groups} groups (n_group) of equal "
+                f"size, of which {moe.kept_groups} (topk_group) are kept"
             )
 
     def _check_rope(self, rope: RopeConfig) -> None:

@@ -63,7 +63,7 @@ class Fields:
 
     Args:
         honoured: with the value of a field that a file leaves out.
-        refused: with the values that are implemented.
+        refused: with the values that are implemented, of a list the values of its entries.
         without_effect: beside those of all families.
         older: honoured too; files of older versions have them.
     """
@@ -77,9 +77,10 @@ class Fields:
         """Raises:
         UnsupportedModelError: a field asks for what isn't implemented.
         """
-        for name, known in (_REFUSED | dict(self.refused)).items():
+        for name, known in {**_REFUSED, **self.refused}.items():
             value = hf.get(name)
-            if value is not None and value not in known:
+            values = value if isinstance(value, list) else () if value is None else (value,)
+            if not all(one in known for one in values):
                 words = ", ".join(map(str, known)) or "leave the field out"
                 raise UnsupportedModelError(f"{name} is {value!r}; supported: {words}")
 
@@ -96,9 +97,9 @@ class Fields:
     def marks(self) -> dict[str, str]:
         """The mark of each field: honoured, refused or without effect."""
         return {
-            **dict.fromkeys(_WITHOUT_EFFECT | self.without_effect, "without effect"),
-            **dict.fromkeys(_REFUSED | dict(self.refused), "refused"),
             **dict.fromkeys((*_SIZES, *_IDS, *self.honoured), "honoured"),
+            **dict.fromkeys({**_REFUSED, **self.refused}, "refused"),
+            **dict.fromkeys(_WITHOUT_EFFECT | self.without_effect, "without effect"),
         }
 
 
@@ -142,6 +143,23 @@ _WINDOW_FROM: Mapping[str, object] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+_QWEN_EXPERTS: Mapping[str, object] = {
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+    "decoder_sparse_step": 1,
+}
+_GROUPS: Mapping[str, object] = {
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+}
+_MULTIPLIERS: Mapping[str, object] = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 
 FAMILY_FIELDS: Mapping[str, Fields] = {
     "Gemma2ForCausalLM": _family(
@@ -157,6 +175,24 @@ FAMILY_FIELDS: Mapping[str, Fields] = {
         refused={"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
         without_effect=("hidden_act",),
         older=("rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),
+    ),
+    "Glm4MoeForCausalLM": _family(
+        _DENSE,
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            **_GROUPS,
+        },
+        # The layers that guess further tokens aren't loaded.
+        without_effect=("num_mtp_layers",),
+        older=("head_dim", "num_nextn_predict_layers"),
     ),
     "GptOssForCausalLM": _family(
         _SHARED,
@@ -175,8 +211,37 @@ FAMILY_FIELDS: Mapping[str, Fields] = {
         # The published files repeat num_experts_per_tok and rope's original context by these names.
         without_effect=("hidden_act", "experts_per_token", "initial_context_length"),
     ),
+    "GraniteForCausalLM": _family(
+        _DENSE, _MULTIPLIERS, {"attention_bias": False, "mlp_bias": False}, older=("head_dim",)
+    ),
+    "GraniteMoeHybridForCausalLM": _family(
+        _DENSE,
+        _MULTIPLIERS,
+        {
+            "attention_bias": False,
+            "shared_intermediate_size": 1024,
+            "position_embedding_type": None,
+        },
+        # The dense models: experts and Mamba layers aren't implemented. A file has to have both.
+        refused={"num_local_experts": (0,), "layer_types": ("attention", "full_attention")},
+        without_effect=(
+            *("num_experts_per_tok", "mamba_n_heads", "mamba_n_groups", "mamba_d_state"),
+            *("mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size"),
+            *("mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "intermediate_size"),
+        ),
+        older=("head_dim",),
+    ),
     "LlamaForCausalLM": _family(
         _DENSE, {"head_dim": None, "attention_bias": False, "mlp_bias": False}
+    ),
+    "Ministral3ForCausalLM": _family(
+        _DENSE,
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
     ),
     "MistralForCausalLM": _family(
         _DENSE, {"num_key_value_heads": 8, "head_dim": None, "sliding_window": 4096}
@@ -195,6 +260,16 @@ FAMILY_FIELDS: Mapping[str, Fields] = {
     "Olmo2ForCausalLM": _family(
         _DENSE, {"rms_norm_eps": 1e-5, "attention_bias": False}, older=("head_dim",)
     ),
+    "Olmo3ForCausalLM": _family(
+        _DENSE,
+        {
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "sliding_window": 4096,
+            "layer_types": None,
+        },
+        older=("head_dim",),
+    ),
     "Phi3ForCausalLM": _family(
         _DENSE,
         {"rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
@@ -203,6 +278,20 @@ FAMILY_FIELDS: Mapping[str, Fields] = {
     ),
     "Qwen2ForCausalLM": _family(
         _DENSE, {"num_key_value_heads": 32}, _WINDOW_FROM, older=("head_dim",)
+    ),
+    "Qwen2MoeForCausalLM": _family(
+        _DENSE,
+        _WINDOW_FROM,
+        _QWEN_EXPERTS,
+        {
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "qkv_bias": True,
+        },
+        older=("head_dim",),
     ),
     "Qwen3ForCausalLM": _family(
         _DENSE,
@@ -219,10 +308,8 @@ FAMILY_FIELDS: Mapping[str, Fields] = {
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
-            "norm_topk_prob": False,
-            "mlp_only_layers": None,
-            "decoder_sparse_step": 1,
         },
+        _QWEN_EXPERTS,
         older=("head_dim",),
         without_effect=("max_window_layers",),  # all layers have the window
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from jaxserve.models.config import LayerConfig, ModelConfig
 from jaxserve.models.hf_config import HFConfig, read_config
 from jaxserve.models.layers import Attention, Embedding, GatedMLP, RMSNorm
 from jaxserve.models.moe import Gated, MoE
-from jaxserve.models.rope import Rope, rope_angles
+from jaxserve.models.rope import Rope, rope_of
 
 
 class DecoderLayer(nnx.Module):
@@ -36,26 +35,31 @@ class DecoderLayer(nnx.Module):
         moe: dict[str, Any] | None = None,
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.residual_scale = config.residual_scale
         self.input_norm = RMSNorm(hidden, eps, dtype)
         self.attention = Attention(config, layer, dtype, **attention or {})
         self.post_attention_norm = RMSNorm(hidden, eps, dtype)
         if layer.experts:
             assert config.moe is not None
             options: dict[str, Any] = {"unit": Gated(config.activation)} | (moe or {})
+            if config.moe.shared_size:
+                shared = (hidden, config.moe.shared_size, config.activation, dtype)
+                options["shared"] = GatedMLP(*shared, bias=config.mlp_bias)
             self.moe = MoE(hidden, config.moe, dtype, **options)
         else:
             sizes = (hidden, config.intermediate_size)
             self.mlp = GatedMLP(*sizes, config.activation, dtype, bias=config.mlp_bias)
 
-    def __call__(
-        self, x: jax.Array, rope: Rope | None, cache: LayerCache
-    ) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, rope: Rope, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         attended, cache = self.attention(self.input_norm(x), rope, cache)
-        x = x + attended
+        x = self._added(x, attended)
         normed = self.post_attention_norm(x)
         if hasattr(self, "moe"):
-            return x + self.moe(normed, cache.num_tokens), cache
-        return x + self.mlp(normed), cache
+            return self._added(x, self.moe(normed, cache.num_tokens)), cache
+        return self._added(x, self.mlp(normed)), cache
+
+    def _added(self, x: jax.Array, change: jax.Array) -> jax.Array:
+        return x + (change if self.residual_scale == 1 else change * self.residual_scale)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -63,7 +67,7 @@ def _run_layer(
     graphdef: nnx.GraphDef[nnx.Module],
     state: nnx.State,
     x: jax.Array,
-    rope: Rope | None,
+    rope: Rope,
     cache: LayerCache,
 ) -> tuple[jax.Array, LayerCache]:
     # Equal layers share one trace of this function, so that one layer is traced instead of L.
@@ -75,12 +79,10 @@ class Decoder(nnx.Module):
 
     Attributes:
         layer_class: takes (config, layer, dtype).
-        scaled_embedding: embeddings are multiplied by sqrt(E), rounded to their type (Gemma).
         norm_offset: of the last norm.
     """
 
     layer_class: ClassVar[Any] = DecoderLayer
-    scaled_embedding: ClassVar[bool] = False
     norm_offset: ClassVar[bool] = False
 
     @staticmethod
@@ -119,9 +121,8 @@ class Decoder(nnx.Module):
     def embedded(self, tokens: jax.Array) -> jax.Array:
         """Input of the first layer, [T, E], for tokens [T]."""
         x = self.embed(tokens)
-        if self.scaled_embedding:
-            x *= jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype)
-        return x
+        scale = self.config.embedding_scale
+        return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
     def run(
         self, layers: range, x: jax.Array, positions: jax.Array, caches: LayerCaches[Cache]
@@ -133,19 +134,21 @@ class Decoder(nnx.Module):
         """
         config = self.config
         settings = [config.layers[i] for i in layers]
-        ropes = {
-            kind: rope_angles(positions, kind, config.head_dim, config.max_position_embeddings)
-            for kind in dict.fromkeys(layer.rope for layer in settings)
-            if kind is not None
-        }
-        for n, i in enumerate(layers):
-            kind = config.layers[i].rope
-            rope = None if kind is None else ropes[kind]
+        ropes: dict[object, Rope] = {}
+        for layer in settings:
+            kind = (layer.rope, layer.query_scaling)
+            if kind not in ropes:
+                context = config.max_position_embeddings
+                ropes[kind] = rope_of(positions, layer, config.rope_dim, context)
+        for n, (i, layer) in enumerate(zip(layers, settings, strict=True)):
+            rope = ropes[layer.rope, layer.query_scaling]
             x, caches[n] = _run_layer(*nnx.split(self.layers[i]), x, rope, caches[n])
         return x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits [S, V] float32 of hidden states [S, E]."""
         logits = self.head.logits(x)
+        if self.config.logits_divisor != 1:
+            logits /= self.config.logits_divisor
         cap = self.config.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

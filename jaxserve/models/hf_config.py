@@ -51,7 +51,18 @@ FIELDS: dict[str, Kind] = {
     "num_hidden_layers": whole(1, 1000),
     "quantization_config": OBJECT,
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), whole(1, 2**16)),
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), whole(1, 2**16)),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_experts_per_tok"), whole(1, 2**16)),
+    "num_local_experts": whole(0, 2**16),
+    **dict.fromkeys(("n_group", "topk_group"), whole(1, 2**16)),
+    "n_shared_experts": whole(0, 2**16),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), _SIZE),
+    **dict.fromkeys(("num_mtp_layers", "num_nextn_predict_layers"), whole(0, 1000)),
+    "first_k_dense_replace": whole(),
+    **dict.fromkeys(("attention_multiplier", "embedding_multiplier"), _POSITIVE),
+    **dict.fromkeys(("residual_multiplier", "logits_scaling"), _POSITIVE),
+    "routed_scaling_factor": _POSITIVE,
+    "position_embedding_type": TEXT,
+    **dict.fromkeys(("qkv_bias", "use_qk_norm"), FLAG),
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), whole(2)),
     **dict.fromkeys(("sliding_window", "sliding_window_pattern"), whole(1)),
     **dict.fromkeys(("_sliding_window_pattern", "no_rope_layer_interval"), whole(1)),
@@ -150,19 +161,27 @@ def layer_types(hf: HFConfig, default: Callable[[int], bool]) -> tuple[bool, ...
     return tuple(kind == "sliding_attention" for kind in named)
 
 
-def rope(hf: HFConfig, theta: float = 10_000.0, layer_type: str | None = None) -> RopeConfig:
+def rope(
+    hf: HFConfig,
+    theta: float = 10_000.0,
+    layer_type: str | None = None,
+    *,
+    scales_queries: bool = False,
+) -> RopeConfig:
     """Rope from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
     Args:
         theta: the family's default base.
         layer_type: which entry, where rope_parameters are given by layer type.
+        scales_queries: whether the family reads `llama_4_scaling_beta`.
     """
     raw = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     if layer_type is not None and layer_type in raw:
         check(raw, {layer_type: OBJECT})
         raw = dict(raw[layer_type] or {})
     check(raw, ROPE_FIELDS)
-    refuse(hf, "llama_4_scaling_beta", raw.get("llama_4_scaling_beta") or 0, (0,))
+    if not scales_queries:
+        refuse(hf, "llama_4_scaling_beta", raw.get("llama_4_scaling_beta") or 0, (0,))
     return RopeConfig(
         theta=float(raw.get("rope_theta") or hf.get("rope_theta") or theta),
         rotated=float(raw.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0),

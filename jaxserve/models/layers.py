@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxserve.models.cache import CacheSpec, LayerCache
 from jaxserve.models.config import Activation, LayerConfig, ModelConfig
-from jaxserve.models.rope import Rope, rotate
+from jaxserve.models.rope import Rope
 from jaxserve.models.weights import linear, take
 
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -139,9 +139,7 @@ class Attention(nnx.Module):
             param((2, kv_heads), (None, "kv_heads"), dtype) if config.kv_scales else None
         )
 
-    def __call__(
-        self, x: jax.Array, rope: Rope | None, cache: LayerCache
-    ) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, rope: Rope, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         tokens = len(x)
         qkv = linear(x, self.qkv.get_value())  # [T, K, G+2, D]
         if self.qkv_bias is not None:
@@ -151,8 +149,7 @@ class Attention(nnx.Module):
         k, v = qkv[:, :, self.group], qkv[:, :, self.group + 1]  # [T, K, D]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
+        q, k = rope.scale(rope.turn(q)), rope.turn(k)
         out, cache = cache.attend(
             q,
             k,

@@ -11,7 +11,8 @@ from flax import nnx
 from jax import lax
 
 from jaxserve.models.config import Activation, MoEConfig
-from jaxserve.models.layers import ACTIVATIONS, matrix, param
+from jaxserve.models.layers import ACTIVATIONS, GatedMLP, matrix, param
+from jaxserve.models.router import choose_experts
 from jaxserve.models.weights import expert_linear, experts_linear, linear
 
 TILE = 16  # rows of one CPU matmul; constant, since the bits of its results may depend on it
@@ -36,9 +37,10 @@ class Gated:
 class MoE(nnx.Module):
     """A router, and its experts' gated linear units (Shazeer et al. 2017; Fedus et al. 2021).
 
-    A token's experts are those of its largest router logits; their outputs are weighted with the
-    softmax over all logits, or over the chosen ones (MoEConfig.renormalize). Padding tokens go to
-    no expert, so that none computes them. The input dimension of the experts' float weights comes
+    Beside them may be an MLP that all tokens go through (DeepSeekMoE, Dai et al. 2024).
+
+    models/router.py chooses each token's experts and weights their outputs. Padding tokens go to no
+    expert, so that none computes them. The input dimension of the experts' float weights comes
     first, as ragged_dot needs it.
     """
 
@@ -50,6 +52,7 @@ class MoE(nnx.Module):
         *,
         unit: GatedUnit,
         bias: bool = False,
+        shared: GatedMLP | None = None,
     ) -> None:
         experts, size = config.num_experts, config.intermediate_size
         self.config = config
@@ -60,13 +63,21 @@ class MoE(nnx.Module):
         )
         self.down = matrix((experts, size, hidden), ("expert", "mlp", "embed"), dtype, (-2,))
         self.router_bias = param((experts,), ("expert",), dtype) if bias else None
+        # Float32 in the files, and so small that its rounding would change choices.
+        self.choice_bias = (
+            param((experts,), ("expert",), jnp.dtype(jnp.float32))
+            if config.scores == "sigmoid"
+            else None
+        )
+        self.shared = shared
+        self.shared_gate = param((hidden,), ("embed",), dtype) if config.shared_gate else None
         self.gate_up_bias = (
             param((experts, 2, size), ("expert", None, "mlp"), dtype) if bias else None
         )
         self.down_bias = param((experts, hidden), ("expert", "embed"), dtype) if bias else None
 
     def __call__(self, x: jax.Array, num_tokens: jax.Array) -> jax.Array:  # [T, E] -> [T, E]
-        """Args: num_tokens: the tokens after these are padding; their outputs are zeros."""
+        """Args: num_tokens: the tokens after these are padding; no expert computes them."""
         tokens, hidden = x.shape
         count = self.config.experts_per_token
         weights, chosen = self._route(x)  # [T, N], N experts a token
@@ -77,17 +88,21 @@ class MoE(nnx.Module):
         rows = self._experts(x[order // count], experts[order], sizes)
         out = jnp.zeros((tokens * count, hidden), rows.dtype).at[order].set(rows)
         out = out.reshape(tokens, count, hidden).astype(jnp.float32) * weights[..., None]
-        return jnp.where(real[:, None], out.sum(axis=1), 0).astype(x.dtype)
+        routed = jnp.where(real[:, None], out.sum(axis=1), 0).astype(x.dtype)
+        return routed if self.shared is None else routed + self._shared(x, self.shared)
+
+    def _shared(self, x: jax.Array, mlp: GatedMLP) -> jax.Array:  # [T, E] -> [T, E]
+        if self.shared_gate is None:
+            return mlp(x)
+        return jax.nn.sigmoid(linear(x, self.shared_gate[...][None])) * mlp(x)
 
     def _route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights float32 and ids of each token's experts, both [T, N]."""
         logits = linear(x, self.router[...], jnp.dtype(jnp.float32))
         if self.router_bias is not None:
             logits += self.router_bias[...]
-        weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), self.config.experts_per_token)
-        if self.config.renormalize:
-            weights /= weights.sum(axis=-1, keepdims=True)
-        return weights, chosen
+        bias = None if self.choice_bias is None else self.choice_bias[...]
+        return choose_experts(logits, self.config, bias)
 
     def _experts(self, x: jax.Array, experts: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts' outputs [R, E] for rows x [R, E] in the order of their experts [R].

@@ -9,12 +9,26 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_fields import FAMILY_FIELDS
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.families.gemma import Gemma2ForCausalLM, Gemma3ForCausalLM
+from jaxserve.models.families.glm import Glm4MoeForCausalLM
 from jaxserve.models.families.gpt_oss import GptOssForCausalLM
+from jaxserve.models.families.granite import (
+    GraniteForCausalLM,
+    GraniteMoeHybridForCausalLM,
+)
 from jaxserve.models.families.llama import LlamaForCausalLM
-from jaxserve.models.families.mistral import MistralForCausalLM, MixtralForCausalLM
-from jaxserve.models.families.olmo2 import Olmo2ForCausalLM
+from jaxserve.models.families.mistral import (
+    Ministral3ForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+)
+from jaxserve.models.families.olmo2 import Olmo2ForCausalLM, Olmo3ForCausalLM
 from jaxserve.models.families.phi import Phi3ForCausalLM
-from jaxserve.models.families.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from jaxserve.models.families.qwen import (
+    Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 from jaxserve.models.families.smollm3 import SmolLM3ForCausalLM
 from jaxserve.models.fields import check
 from jaxserve.models.hf_config import FIELDS, HFConfig
@@ -22,13 +36,19 @@ from jaxserve.models.hf_config import FIELDS, HFConfig
 _CLASSES: tuple[type[Decoder], ...] = (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Glm4MoeForCausalLM,
     GptOssForCausalLM,
+    GraniteForCausalLM,
+    GraniteMoeHybridForCausalLM,
     LlamaForCausalLM,
+    Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
     Olmo2ForCausalLM,
+    Olmo3ForCausalLM,
     Phi3ForCausalLM,
     Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,

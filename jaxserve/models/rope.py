@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.models.config import (
+    LayerConfig,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -16,10 +18,44 @@ from jaxserve.models.config import (
     YarnScaling,
 )
 
-Rope = tuple[jax.Array, jax.Array]  # cos, sin: [T, R/2] float32, R dimensions being rotated
+
+class Rope(NamedTuple):
+    """What a step's positions do to queries and keys.
+
+    Args:
+        cos, sin: [T, R/2] float32, R dimensions being rotated; None: none are.
+        query_factor: [T] float32, on the queries.
+    """
+
+    cos: jax.Array | None
+    sin: jax.Array | None
+    query_factor: jax.Array | None = None
+
+    def turn(self, x: jax.Array) -> jax.Array:
+        """Queries or keys [T, heads, D], rotated."""
+        return x if self.cos is None or self.sin is None else rotate(x, self.cos, self.sin)
+
+    def scale(self, q: jax.Array) -> jax.Array:
+        """Queries [T, H, D] times their factors."""
+        if self.query_factor is None:
+            return q
+        return q * self.query_factor[:, None, None].astype(q.dtype)
 
 
-def rope_angles(positions: jax.Array, rope: RopeConfig, head_dim: int, context: int) -> Rope:
+def rope_of(positions: jax.Array, layer: LayerConfig, rotated_dims: int, context: int) -> Rope:
+    """See rope_angles(), and LayerConfig for the factor on queries."""
+    cos = sin = factor = None
+    if layer.rope is not None:
+        cos, sin = rope_angles(positions, layer.rope, rotated_dims, context)
+    if (scaling := layer.query_scaling) is not None:
+        whole = jnp.floor((positions + scaling.offset) / scaling.interval)
+        factor = 1 + scaling.beta * jnp.log1p(whole.astype(jnp.float32))
+    return Rope(cos, sin, factor)
+
+
+def rope_angles(
+    positions: jax.Array, rope: RopeConfig, head_dim: int, context: int
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines [T, R/2] of positions [T].
 
     Args:
@@ -77,10 +113,10 @@ def _yarn(inverse: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray
     return inverse * (1 - interpolated + interpolated / scaling.factor)
 
 
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotates pairs (i, i + R/2) of the first R dimensions of x [T, heads, D], the half-split
-    pairing of Hugging Face; the rest stays."""
-    cos, sin = (a[:, None, :] for a in rope)
+    pairing of Hugging Face, by angles [T, R/2]; the rest stays."""
+    cos, sin = cos[:, None, :], sin[:, None, :]
     half = cos.shape[-1]
     f = x.astype(jnp.float32)
     low, high, rest = f[..., :half], f[..., half : 2 * half], f[..., 2 * half :]

@@ -64,6 +64,21 @@ ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 300.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
+QUERY_SCALING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.2,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 1.5,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+}
 FACTORS = [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": FACTORS}
 
@@ -87,6 +102,51 @@ CHANGES: dict[str, tuple[str, Changes, Changes]] = {
             "num_hidden_layers": 3,
         },
     ),
+    "glm4_moe": (
+        "glm4_moe",
+        {"num_hidden_layers": 2},
+        DENSE
+        | {
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "n_group": 2,
+            "topk_group": 3,
+            "routed_scaling_factor": 1.0,
+        },
+    ),
+    "granite": (
+        "granite",
+        {},
+        DENSE
+        | MULTIPLIERS
+        | {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granite4_dense": (
+        "granite4_dense",
+        {"mamba_d_head": "auto"},
+        {
+            name: value
+            for name, value in (DENSE | MULTIPLIERS).items()
+            if name != "intermediate_size"
+        }
+        | {
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": None,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         {"intermediate_size": 48},
@@ -108,6 +168,11 @@ CHANGES: dict[str, tuple[str, Changes, Changes]] = {
         {"num_key_value_heads": 2, "head_dim": 16},
         DENSE | {"head_dim": 8, "attention_bias": True, "mlp_bias": True},
     ),
+    "ministral3": (
+        "ministral3",
+        {},
+        DENSE | {"head_dim": 8, "sliding_window": 5, "rope_parameters": QUERY_SCALING},
+    ),
     "mistral": ("mistral", {}, DENSE | {"head_dim": 8, "sliding_window": 5}),
     "mixtral": (
         "mixtral",
@@ -116,6 +181,17 @@ CHANGES: dict[str, tuple[str, Changes, Changes]] = {
         | {"head_dim": 8, "sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 1},
     ),
     "olmo2": ("olmo2", {}, DENSE | {"attention_bias": True}),
+    "olmo3": (
+        "olmo3",
+        {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+        DENSE
+        | {
+            "attention_bias": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention"] * 2,
+            "rope_parameters": ROPES,
+        },
+    ),
     "phi3": (
         "llama2",
         {
@@ -136,6 +212,23 @@ CHANGES: dict[str, tuple[str, Changes, Changes]] = {
         },
     ),
     "qwen2": ("qwen2", WINDOWED, DENSE | WINDOW_FROM | {"tie_word_embeddings": False}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_hidden_layers": 2, "mlp_only_layers": [1]},
+        DENSE
+        | WINDOW_FROM
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_only_layers": [0],
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+    ),
     "qwen3": (
         "qwen3",
         WINDOWED,
@@ -203,6 +296,8 @@ def run(name: str) -> None:
     configs = {"": base}
     for field, value in fields.items():
         given = {k: v for k, v in base.items() if not (field == "rope_parameters" and "rope" in k)}
+        if field == "num_hidden_layers" and "layer_types" in given:
+            given = given | {"layer_types": [*given["layer_types"], given["layer_types"][0]]}
         configs[field] = given | {field: value} | TOGETHER.get((name, field), {})
     ids = np.random.RandomState(1).randint(3, BASE["vocab_size"], LENGTH).astype(np.int32)
     rows, tensors, unmoved = [], {}, {}

@@ -4,6 +4,7 @@ local layers."""
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import jax
@@ -13,7 +14,7 @@ from flax import nnx
 from jaxserve.models.cache import LayerCache
 from jaxserve.models.config import LayerConfig, ModelConfig, RopeConfig
 from jaxserve.models.decoder import Decoder
-from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, rope
+from jaxserve.models.hf_config import HFConfig, layer_types, layers, read_config, require, rope
 from jaxserve.models.layers import Attention, GatedMLP, RMSNorm
 from jaxserve.models.rope import Rope
 
@@ -43,9 +44,7 @@ class GemmaLayer(nnx.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation, dtype)
         self.post_feedforward_norm = norm()
 
-    def __call__(
-        self, x: jax.Array, rope: Rope | None, cache: LayerCache
-    ) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, rope: Rope, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         attended, cache = self.attention(self.input_norm(x), rope, cache)
         x = x + self.post_attention_norm(attended)
         return x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x))), cache
@@ -53,7 +52,7 @@ class GemmaLayer(nnx.Module):
 
 class Gemma2ForCausalLM(Decoder):
     layer_class = GemmaLayer
-    scaled_embedding = norm_offset = True
+    norm_offset = True
 
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
@@ -67,7 +66,7 @@ class Gemma3Layer(GemmaLayer):
 
 class Gemma3ForCausalLM(Decoder):
     layer_class = Gemma3Layer
-    scaled_embedding = norm_offset = True
+    norm_offset = True
 
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
@@ -89,6 +88,7 @@ def _read_config(
     return read_config(
         hf,
         layers=layers(hf, lambda i: windowed if sliding[i] else full),
+        embedding_scale=math.sqrt(require(hf, "hidden_size")),
         attention_scale=hf["query_pre_attn_scalar"] ** -0.5,
         attention_softcap=hf.get("attn_logit_softcapping"),
         final_softcap=hf["final_logit_softcapping"],

@@ -1,9 +1,9 @@
 """Mistral (Jiang et al. 2023): Llama with a sliding window; Mixtral (Jiang et al. 2024): the same
-with experts."""
+with experts; Ministral 3 (Mistral AI 2025): YaRN, and queries that grow with their positions."""
 
 from __future__ import annotations
 
-from jaxserve.models.config import LayerConfig, ModelConfig, MoEConfig
+from jaxserve.models.config import LayerConfig, ModelConfig, MoEConfig, QueryScaling
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.hf_config import HFConfig, layers, read_config, require, rope
 
@@ -25,3 +25,27 @@ class MixtralForCausalLM(Decoder):
             intermediate_size=require(hf, "intermediate_size"),
         )
         return read_config(hf, layers=layers(hf, lambda _: layer), moe=moe)
+
+
+_ROPE = {  # of a Ministral that has none
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+class Ministral3ForCausalLM(Decoder):
+    @staticmethod
+    def read_config(hf: HFConfig) -> ModelConfig:
+        raw = dict(hf["rope_parameters"] or hf.get("rope_scaling") or _ROPE)
+        scaling = QueryScaling(
+            float(require(raw, "llama_4_scaling_beta")),
+            require(raw, "original_max_position_embeddings"),
+        )
+        rotation = rope({**hf, "rope_parameters": raw}, scales_queries=True)
+        layer = LayerConfig(rotation, hf["sliding_window"], query_scaling=scaling)
+        return read_config(hf, layers=layers(hf, lambda _: layer))

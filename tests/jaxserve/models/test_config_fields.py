@@ -39,6 +39,18 @@ SIZES = {
     "max_position_embeddings": 128,
 }
 
+# Of fields whose default isn't implemented: a file has to have them.
+NEEDED: dict[str, dict[str, Any]] = {
+    "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["attention"] * 4}
+}
+
+# Values of the right kind that aren't implemented, where "another" isn't of it.
+OTHERS = {
+    "attn_logit_softcapping": 20.0,
+    "num_local_experts": 4,
+    "layer_types": ["mamba", "attention", "attention", "attention"],
+}
+
 
 def test_every_family_is_recorded_and_marked() -> None:
     assert ARCHITECTURES.keys() == FAMILIES.keys() == FAMILY_FIELDS.keys()
@@ -54,18 +66,41 @@ def test_every_field_of_the_configuration_class_is_marked_and_has_its_default(
     for name, value in fields.honoured.items():
         assert value == recorded[name], name
     for name, known in fields.refused.items():
-        assert not recorded[name] or recorded[name] in known, name
+        implemented = not recorded[name] or recorded[name] in known
+        assert implemented or name in NEEDED[architecture], name
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_a_file_without_optional_fields_is_read_as_transformers_reads_it(architecture: str) -> None:
     """Its defaults written out, and the rope that an instance of the class has."""
     family = FAMILIES[architecture]
-    short = {"architectures": [architecture], **SIZES}
+    short = {"architectures": [architecture], **SIZES, **NEEDED.get(architecture, {})}
     # null has another meaning in some fields than being absent.
     written = {k: v for k, v in family["fields"].items() if v is not None and "token_id" not in k}
     whole = {**written, **short, "rope_parameters": family["rope_parameters"]}
     assert config_from_hf(short) == config_from_hf(whole)
+
+
+@pytest.mark.parametrize("architecture", sorted(NEEDED))
+def test_a_file_has_to_have_fields_whose_default_is_not_implemented(architecture: str) -> None:
+    whole = {"architectures": [architecture], **SIZES, **NEEDED[architecture]}
+    for name in NEEDED[architecture]:
+        with pytest.raises(UnsupportedModelError, match=f"{name} is missing"):
+            config_from_hf({k: v for k, v in whole.items() if k != name})
+
+
+def test_unknown_fields_are_kept_for_the_log() -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        **SIZES,
+        "torch_dtype": "bfloat16",
+        "use_fancy_attention": True,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0, "warp": 3},
+        "another": None,
+    }
+    assert config_from_hf(config).unknown_fields == (
+        *("another", "rope_scaling.warp", "use_fancy_attention"),
+    )
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
@@ -76,7 +111,7 @@ def test_a_refused_field_is_named(architecture: str) -> None:
     assert "is_encoder_decoder" in refused
     for name in refused:
         with pytest.raises(UnsupportedModelError, match=name):
-            config_from_hf(config | {name: "another"})
+            config_from_hf(config | {name: OTHERS.get(name, "another")})
 
 
 @pytest.mark.parametrize(

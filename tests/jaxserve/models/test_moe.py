@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from jaxserve.models.config import MoEConfig
-from jaxserve.models.moe import MoE
+from jaxserve.models.moe import Gated, MoE
 
 HIDDEN, EXPERTS = 16, 8
 MOST = 200  # tokens; each number of them is compiled for
 
 
 def layer(renormalize: bool = True) -> MoE:
-    moe = MoE(HIDDEN, MoEConfig(EXPERTS, 2, 24, renormalize), jnp.dtype(jnp.float32))
+    config = MoEConfig(EXPERTS, 2, 24, renormalize)
+    moe = MoE(HIDDEN, config, jnp.dtype(jnp.float32), unit=Gated("silu"))
     random = np.random.default_rng(0)
     for weight in (moe.router, moe.gate_up, moe.down):
         weight[...] = jnp.asarray(random.standard_normal(weight.shape), jnp.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from jaxserve.errors import CheckpointError, ModelNotFoundError, UnsupportedMode
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.fields import OBJECT
 from jaxserve.models.registry import config_from_hf
+from jaxserve.models.wrappers import text_name
 
 _FLOATS = ("F32", "F16", "BF16")
 _UNKNOWN_TO_NUMPY = ("F8_E4M3", "F8_E8M0")  # as the safetensors package reads them
@@ -96,19 +98,22 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(f"{file}: missing, though the index names it") from None
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: damaged or truncated ({error})") from None
-        for name in opened.keys():  # noqa: SIM118 (not a mapping)
-            if self._is_ignored(name):
+        for stored_name in opened.keys():  # noqa: SIM118 (not a mapping)
+            name = text_name(stored_name)
+            if name is None or self._is_ignored(name):
                 continue
             if name in self._raw:
                 raise CheckpointError(f"{file}: the tensor {name} is in another file too")
-            tensor = opened.get_slice(name)
+            tensor = opened.get_slice(stored_name)
+            read: Callable[[], np.ndarray] = partial(opened.get_tensor, stored_name)
             shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
             if dtype not in TYPES:
                 raise UnsupportedModelError(
                     f"{file}: the tensor {name} is stored as {dtype}; supported: {', '.join(TYPES)}"
                 )
-            read = partial(_read_bytes, file, name) if dtype in _UNKNOWN_TO_NUMPY else None
-            self._raw[name] = RawTensor(shape, dtype, read or partial(opened.get_tensor, name))
+            if dtype in _UNKNOWN_TO_NUMPY:
+                read = partial(_read_bytes, file, stored_name)
+            self._raw[name] = RawTensor(shape, dtype, read)
 
     def _is_ignored(self, name: str) -> bool:
         """Whether it is ignored, as by transformers: old files contain rope's buffers, some a copy

@@ -30,8 +30,9 @@ from jaxserve.models.families.qwen import (
     Qwen3MoeForCausalLM,
 )
 from jaxserve.models.families.smollm3 import SmolLM3ForCausalLM
-from jaxserve.models.fields import check
+from jaxserve.models.fields import OBJECT, check
 from jaxserve.models.hf_config import FIELDS, HFConfig
+from jaxserve.models.wrappers import WRAPPERS, text_config
 
 _CLASSES: tuple[type[Decoder], ...] = (
     Gemma2ForCausalLM,
@@ -72,7 +73,7 @@ def model_class(architecture: str) -> type[Decoder]:
     except KeyError:
         raise UnsupportedModelError(
             f"architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(sorted(ARCHITECTURES))}"
+            f"supported: {', '.join(sorted((*ARCHITECTURES, *WRAPPERS)))}"
         ) from None
 
 
@@ -84,6 +85,8 @@ def config_from_hf(hf: HFConfig) -> ModelConfig:
             isn't implemented, or one that is missing.
         CheckpointError: a field has the wrong type or an impossible value.
     """
+    check(hf, {"architectures": FIELDS["architectures"], "text_config": OBJECT})
+    hf = text_config(hf)
     check(hf, FIELDS)
     architecture = (hf.get("architectures") or ["unknown"])[0]
     cls, fields = model_class(architecture), FAMILY_FIELDS[architecture]

@@ -22,7 +22,12 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tiny_weights import make
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 PROMPT_LENGTHS = (3, 21, 40)
@@ -50,6 +55,15 @@ LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
     "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0],
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "head_dim": 8,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama2": {"model_type": "llama", "num_key_value_heads": 4, "head_dim": 12},
@@ -112,6 +126,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.5,
         },
+    },
+    "mistral3_wrapper": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "tie_word_embeddings": False,
+        "text_config": BASE | {"model_type": "mistral", "sliding_window": 8},
+        "vision_config": VISION | {"model_type": "pixtral"},
+    },
+    "gemma3_wrapper": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "tie_word_embeddings": True,
+        "mm_tokens_per_image": 4,
+        "text_config": BASE
+        | {
+            "model_type": "gemma3_text",
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": VISION | {"model_type": "siglip_vision_model"},
     },
     "mistral": {"model_type": "mistral", "sliding_window": 8},
     "qwen2": {
@@ -252,11 +288,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def model_class(config: PreTrainedConfig) -> Any:
+    wraps = hasattr(config, "text_config")
+    return AutoModelForImageTextToText if wraps else AutoModelForCausalLM
+
+
 def tensors_of(folder: Path) -> dict[str, list[int]]:
     """Names and shapes as the family publishes them."""
     config = AutoConfig.from_pretrained(folder)
     with tempfile.TemporaryDirectory() as saved:
-        AutoModelForCausalLM.from_config(config).save_pretrained(saved)
+        model_class(config).from_config(config).save_pretrained(saved)
         with safe_open(Path(saved) / "model.safetensors", "numpy") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     if config.tie_word_embeddings:
@@ -289,7 +330,9 @@ def weights(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
 
 
 def run(name: str) -> None:
-    given = BASE | CONFIGS[name]
+    wraps = "text_config" in CONFIGS[name]
+    given = CONFIGS[name] if wraps else BASE | CONFIGS[name]
+    vocab = BASE["vocab_size"]
     arrays: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -302,7 +345,8 @@ def run(name: str) -> None:
         if name == "gpt_oss":
             shapes = packed(shapes)
         save_file(weights(shapes), folder / "model.safetensors", metadata={"format": "pt"})
-        model, info = AutoModelForCausalLM.from_pretrained(
+        kind = model_class(AutoConfig.from_pretrained(folder))
+        model, info = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -310,7 +354,7 @@ def run(name: str) -> None:
     random = np.random.RandomState(0)
     with torch.inference_mode():
         for i, length in enumerate(lengths.get(name, PROMPT_LENGTHS)):
-            ids = random.randint(3, given["vocab_size"], length).tolist()
+            ids = random.randint(3, vocab, length).tolist()
             for _ in range(NEW_TOKENS + 1):
                 logits = model(torch.tensor([ids]), use_cache=False).logits[0]
                 ids.append(int(logits[-1].argmax()))

@@ -141,16 +141,20 @@ def generate(
     ("name", "full", "windowed"), [("gemma3", 1, 2), ("gpt_oss", 1, 1), ("mistral", 0, 1)]
 )
 def test_the_engine_continues_as_transformers_does(
-    name: str, full: int, windowed: int, tmp_path: Path
+    name: str, full: int, windowed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Windows, sinks and experts through the scheduler's own chunks, blocks and cache groups."""
     _, sequences, _ = load(name, tmp_path)
+    hf = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"warp": 1, "beyond": 2}))
     config = EngineConfig(
         max_num_seqs=4, max_num_batched_tokens=16, block_size=BLOCK, kv_cache_memory=2**20
     )
     words = {f"w{i}": i for i in range(1024)}
     tokenizers.Tokenizer(WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
     core = EngineCore(config, tmp_path, load_tokenizer(tmp_path))
+    (line,) = [r.getMessage() for r in caplog.records if "config.json" in r.getMessage()]
+    assert line.endswith("ForCausalLM: beyond, warp")
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     prompts = [ids[:-NEW_TOKENS].tolist() for ids in sequences]
     wanted = [ids[-NEW_TOKENS:].tolist() for ids in sequences]

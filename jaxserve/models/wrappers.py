@@ -34,14 +34,13 @@ def text_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     if wrapper not in _TEXT_PARTS:
         return hf
     text: dict[str, Any] = dict(hf.get("text_config") or {})
-    known = _TEXT_PARTS[wrapper]
-    if text.get("model_type") not in known:
+    known, kind = _TEXT_PARTS[wrapper], text.get("model_type")
+    if not isinstance(kind, str) or kind not in known:
         raise UnsupportedModelError(
-            f"text_config of {wrapper} has the model_type {text.get('model_type')!r}; supported: "
-            f"{', '.join(known)}"
+            f"text_config of {wrapper} has the model_type {kind!r}; supported: {', '.join(known)}"
         )
     whole = {name: hf[name] for name in _OF_THE_WHOLE if name in hf}
-    return {**whole, **text, "architectures": [known[text["model_type"]]]}
+    return {**whole, **text, "architectures": [known[kind]]}
 
 
 def text_name(tensor: str) -> str | None:

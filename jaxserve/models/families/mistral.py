@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from jaxserve.models.config import LayerConfig, ModelConfig, MoEConfig, QueryScaling
 from jaxserve.models.decoder import Decoder
-from jaxserve.models.hf_config import HFConfig, layers, read_config, require, rope
+from jaxserve.models.fields import check
+from jaxserve.models.hf_config import ROPE_FIELDS, HFConfig, layers, read_config, require, rope
 
 
 class MistralForCausalLM(Decoder):
@@ -42,6 +43,7 @@ class Ministral3ForCausalLM(Decoder):
     @staticmethod
     def read_config(hf: HFConfig) -> ModelConfig:
         raw = dict(hf["rope_parameters"] or hf.get("rope_scaling") or _ROPE)
+        check(raw, ROPE_FIELDS)
         scaling = QueryScaling(
             float(require(raw, "llama_4_scaling_beta")),
             require(raw, "original_max_position_embeddings"),

@@ -20,7 +20,6 @@ with checked_cache():
         ATTENTION,
         LINEAR,
         NORMALIZE,
-        PACKED_LINEAR,
         STORED_LINEAR,
     )
 
@@ -34,7 +33,7 @@ __all__ = [
     "pack_codes",
     "packed_linear",
 ]
-CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, PACKED_LINEAR, STORED_LINEAR)
+CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
 
@@ -82,7 +81,7 @@ def packed_linear(x: jax.Array, columns: Columns, expert: jax.Array | None = Non
         columns = replace(columns, arrays=joined)
     shape = jax.ShapeDtypeStruct((x.shape[0], columns.outputs), jnp.float32)
     if columns.arrays["codes"].dtype == jnp.float32:
-        return jax.ffi.ffi_call(PACKED_LINEAR, shape)(x, columns.arrays["codes"], first)
+        return jax.ffi.ffi_call(LINEAR, shape)(x, columns.arrays["codes"], first)
     x = jnp.pad(x, ((0, 0), (0, -columns.inputs % STEP)))
     return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, *call_arguments(columns), first)
 

@@ -22,6 +22,11 @@ PART = types.void(types.int64, types.int64, types.int64)
 # Parts per thread. Several small parts keep the threads busy until the end of a call.
 PARTS_PER_THREAD = 8
 
+# Types are declared where arguments are constants, for each of which numba would compile
+# the function again.
+_WORDS = types.int64[::1]
+_DATA_AND_SHAPE = types.Tuple((types.voidptr, _WORDS))
+
 # Word offsets in XLA_FFI_CallFrame, and its length.
 _EXTENSION, _API, _ARGUMENTS, _RESULTS, _FRAME_WORDS = 1, 2, 9, 14, 22
 # Word offsets in XLA_FFI_Buffer, and its length.
@@ -33,13 +38,13 @@ _IS_METADATA = 1
 _OLDEST_MINOR, _NEWEST_MINOR = 3, 5
 
 
-@njit(**COMPILED)
+@njit(_WORDS(types.int64), **COMPILED)
 def read_frame(address: int) -> np.ndarray:
     """The words of the call frame at an address."""
     return words(address, _FRAME_WORDS)
 
 
-@njit(**COMPILED)
+@njit(types.boolean(_WORDS), **COMPILED)
 def answers_version_query(frame: np.ndarray) -> bool:
     """Whether this call only asked for the API version the handler was built for.
 
@@ -58,19 +63,19 @@ def answers_version_query(frame: np.ndarray) -> bool:
     return True
 
 
-@njit(**COMPILED)
+@njit(_DATA_AND_SHAPE(types.int64, types.int64), **COMPILED)
 def _buffer(buffers: int, i: int) -> tuple[Any, np.ndarray]:
     buffer = words(words(buffers, i + 1)[i], _BUFFER_WORDS)
     return pointer(buffer[_DATA]), words(buffer[_DIMS], buffer[_RANK])
 
 
-@njit(**COMPILED)
+@njit(_DATA_AND_SHAPE(_WORDS, types.int64), **COMPILED)
 def argument(frame: np.ndarray, i: int) -> tuple[Any, np.ndarray]:
     """Pointer to the data of argument i, for carray(), and its shape."""
     return _buffer(frame[_ARGUMENTS], i)
 
 
-@njit(**COMPILED)
+@njit(_DATA_AND_SHAPE(_WORDS, types.int64), **COMPILED)
 def result(frame: np.ndarray, i: int) -> tuple[Any, np.ndarray]:
     """Pointer to the data of result i, for carray(), and its shape."""
     return _buffer(frame[_RESULTS], i)

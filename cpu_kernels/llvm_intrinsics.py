@@ -36,13 +36,13 @@ def pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(address), codegen
 
 
-@njit(**COMPILED)
+@njit(types.int64[::1](types.int64, types.int64), **COMPILED)
 def words(address: int, n: int) -> np.ndarray:
     """The n 64-bit words at an address, as an int64 array."""
     return carray(pointer(address), n, np.int64)
 
 
-@njit(**COMPILED)
+@njit(types.float32[::1](types.int64, types.int64), **COMPILED)
 def floats(address: int, n: int) -> np.ndarray:
     """The n floats at an address, as a float32 array."""
     return carray(pointer(address), n, np.float32)

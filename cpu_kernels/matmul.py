@@ -20,21 +20,46 @@ _COLUMNS, _MAX_CHUNK = TILE.columns, TILE.chunk
 # room there; the sums of their tiles are collected elsewhere first.
 COLLISION = 4096
 # Packed columns are read again for every so many rows of x, which stay in the second-level cache.
-MIN_ROWS, CACHED_FLOATS = 64, 2**17
+_MIN_ROWS, _CACHED_FLOATS = 64, 2**17
 
 
 @njit(**COMPILED)
-def nonzero_rows(x: np.ndarray) -> int:
-    """The rows up to the last that isn't all zeros; those after it belong to padding tokens."""
-    tokens = len(x)
+def nonzero_rows(x: int, tokens: int, inputs: int) -> int:
+    """The rows of x [T, I], an address, up to the last that isn't all zeros; those after it belong
+    to padding tokens."""
     while tokens:
+        row = floats(x + 4 * inputs * (tokens - 1), inputs)
         found = False
-        for value in x[tokens - 1]:  # without an early exit, so that the loop is vectorised
-            found |= value != 0
+        for i in range(inputs):  # without an early exit, so that the loop is vectorised
+            found |= row[i] != 0
         if found:
             break
         tokens -= 1
     return tokens
+
+
+@njit(**COMPILED)
+def clear(out: int, stride: int, tokens: int, width: int) -> None:
+    """Zeros for rows [T, width] of floats that begin `stride` bytes apart."""
+    for t in range(tokens):
+        row = floats(out + stride * t, width)
+        for i in range(width):
+            row[i] = 0
+
+
+@njit(**COMPILED)
+def copy_sums(sums: int, out: int, stride: int, tokens: int, width: int) -> None:
+    """The first columns of a tile's sums [T, C] -> rows that begin `stride` bytes apart."""
+    for t in range(tokens):
+        row, target = floats(sums + 4 * _COLUMNS * t, width), floats(out + stride * t, width)
+        for i in range(width):
+            target[i] = row[i]
+
+
+@njit(**COMPILED)
+def rows_of_a_block(inputs: int) -> int:
+    """Rows of x for which columns are read at once."""
+    return max(_MIN_ROWS, _CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
 
 
 @njit(**COMPILED)
@@ -74,10 +99,13 @@ def _pack_chunk(
 
 @njit(**COMPILED)
 def _multiply_outputs(
-    x: np.ndarray,  # [T, I]
+    x: int,  # address of [T, I]
+    tokens: int,
+    inputs: int,
     w: int,
     packed: bool,
-    out: np.ndarray,  # [T, O]
+    out: int,  # address of [T, O]
+    outputs: int,
     begin: int,
     end: int,
     next_begin: int,
@@ -88,9 +116,10 @@ def _multiply_outputs(
         w: address of w's outputs, C of which are contiguous in both forms.
         packed: whether w is columns [O / C, I, C], else rows [O, I].
     """
-    inputs, row_bytes = x.shape[1], x.strides[0]  # and of an output of w
-    tokens = nonzero_rows(x)
-    out[tokens:, begin:end] = 0
+    row_bytes, out_bytes = 4 * inputs, 4 * outputs  # those of x, which are an output's of w, too
+    rows = nonzero_rows(x, tokens, inputs)
+    clear(out + out_bytes * rows + 4 * begin, out_bytes, tokens - rows, end - begin)
+    tokens = rows
     columns = np.empty((_MAX_CHUNK, _COLUMNS), np.float32)
     sums = np.empty((tokens, _COLUMNS), np.float32)
     # For every STEP inputs, so many cache lines of the next outputs are prefetched, some of them
@@ -100,9 +129,10 @@ def _multiply_outputs(
     chunk = chunk_of(inputs)
     for o in range(begin, end if tokens else begin, _COLUMNS):
         width = min(_COLUMNS, end - o)
-        target, stride = out.ctypes.data + 4 * o, out.strides[0]
-        if width < _COLUMNS or stride % COLLISION == 0:
-            target, stride = sums.ctypes.data, sums.strides[0]
+        target, stride = out + 4 * o, out_bytes
+        direct = width == _COLUMNS and stride % COLLISION != 0
+        if not direct:
+            target, stride = np.int64(sums.ctypes.data), 4 * _COLUMNS
         prefetch = w + (o + _COLUMNS if o + _COLUMNS < end else next_begin) * row_bytes
         source = w + o * row_bytes
         for i in range(0, inputs, chunk):
@@ -110,11 +140,13 @@ def _multiply_outputs(
             address = source + 4 * _COLUMNS * i
             if not packed:
                 address = np.int64(columns.ctypes.data)
-                rows = source + 4 * i
-                prefetch = _pack_chunk(rows, row_bytes, width, n, address, prefetch, pack_lines)
+                outputs_of_w = source + 4 * i
+                prefetch = _pack_chunk(
+                    outputs_of_w, row_bytes, width, n, address, prefetch, pack_lines
+                )
             multiply(
                 tokens,
-                x.ctypes.data + 4 * i,
+                x + 4 * i,
                 row_bytes,
                 address,
                 4 * _COLUMNS,
@@ -126,9 +158,8 @@ def _multiply_outputs(
                 lines - pack_lines,
             )
             prefetch += n // STEP * (lines - pack_lines) * CACHE_LINE
-        for t in range(tokens if target == sums.ctypes.data else 0):
-            for j in range(width):
-                out[t, o + j] = sums[t, j]
+        if not direct:
+            copy_sums(sums.ctypes.data, out + 4 * o, out_bytes, tokens, width)
 
 
 @njit(**COMPILED)
@@ -137,44 +168,38 @@ def columns_of(outputs: int, part: int, parts: int) -> int:
     return outputs if part >= parts else outputs * part // parts // _COLUMNS * _COLUMNS
 
 
-@njit(**COMPILED)
-def _multiply_part(frame: np.ndarray, part: int, parts: int, packed: bool) -> None:
+@cfunc(ffi.PART, **COMPILED)
+def linear_part(address: int, part: int, parts: int) -> None:
+    """One part of a call, some of the outputs: x [T, I], w [O, I] -> [T, O]; or w in columns
+    [N, I, C], from group [1] int32 of those on."""
+    frame = ffi.read_frame(address)
     x, x_shape = ffi.argument(frame, 0)
-    w, _ = ffi.argument(frame, 1)
+    w, w_shape = ffi.argument(frame, 1)
     out, out_shape = ffi.result(frame, 0)
     tokens, outputs, inputs = x_shape[0], out_shape[1], x_shape[1]
+    packed = len(w_shape) == 3
     begin, end = columns_of(outputs, part, parts), columns_of(outputs, part + 1, parts)
     # The first output of this thread's next part, provided that all threads are equally fast.
     threads = max(1, parts // ffi.PARTS_PER_THREAD)
     next_begin = outputs * (part + threads) // parts // _COLUMNS * _COLUMNS
-    rows = carray(x, (tokens, inputs), np.float32)
-    address = np.int64(carray(w, 1, np.uint8).ctypes.data)
-    if packed:
-        first, _ = ffi.argument(frame, 2)
-        address += 4 * inputs * _COLUMNS * np.int64(carray(first, 1, np.int32)[0])
-    products = carray(out, (tokens, outputs), np.float32)
+    source = np.int64(carray(w, 1, np.uint8).ctypes.data)
+    rows = np.int64(carray(x, 1, np.uint8).ctypes.data)
+    products = np.int64(carray(out, 1, np.uint8).ctypes.data)
     block = max(tokens, 1)
     if packed:
-        block = max(MIN_ROWS, CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
+        first, _ = ffi.argument(frame, 2)
+        source += 4 * inputs * _COLUMNS * np.int64(carray(first, 1, np.int32)[0])
+        block = rows_of_a_block(inputs)
     for t in range(0, tokens, block):
         _multiply_outputs(
-            rows[t : t + block],
-            address,
+            rows + 4 * inputs * t,
+            min(block, tokens - t),
+            inputs,
+            source,
             packed,
-            products[t : t + block],
+            products + 4 * outputs * t,
+            outputs,
             begin,
             end,
             next_begin,
         )
-
-
-@cfunc(ffi.PART, **COMPILED)
-def linear_part(address: int, part: int, parts: int) -> None:
-    """One part of a call, some of the outputs: x [T, I], w [O, I] -> [T, O]."""
-    _multiply_part(ffi.read_frame(address), part, parts, False)
-
-
-@cfunc(ffi.PART, **COMPILED)
-def packed_linear_part(address: int, part: int, parts: int) -> None:
-    """As linear_part, of w in columns [O / C, I, C], from group [1] int32 of those on."""
-    _multiply_part(ffi.read_frame(address), part, parts, True)

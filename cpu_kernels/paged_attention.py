@@ -12,6 +12,7 @@ from numba import carray, cfunc, njit
 
 from cpu_kernels import ffi
 from cpu_kernels.llvm_intrinsics import COMPILED, float_from_bits, floats
+from cpu_kernels.matmul import clear
 from cpu_kernels.microkernels import multiply, pack, tile_count
 from cpu_kernels.tiles import GRAIN, TILE
 
@@ -239,7 +240,8 @@ def _attend_part(
     """Computes the (query tile, kv head) pairs that belong to this part."""
     _, kv_heads, group, size = q.shape
     if part == 0:
-        out[query_starts[-1] :] = 0
+        used, row_bytes = query_starts[len(query_starts) - 1], 4 * kv_heads * group * size
+        clear(out.ctypes.data + row_bytes * used, row_bytes, len(out) - used, row_bytes // 4)
     total_cost = 0  # of one kv head
     for s in range(len(context_lens)):
         total_cost += (query_starts[s + 1] - query_starts[s]) * max(context_lens[s], 1)
@@ -266,12 +268,13 @@ def _attend_part(
                     continue
                 for r in range(rows):
                     t, g = r // group, r % group
-                    tile_q[r] = q[first + t, k, g]
+                    for d in range(size):
+                        tile_q[r, d] = q[first + t, k, g, d]
                     positions[r] = context_lens[s] - query_starts[s + 1] + first + t
                     maxima[r], totals[r] = _MASKED, 0
                     if len(sinks):
                         maxima[r], totals[r] = sinks[k, g], 1
-                sums[:rows] = 0
+                clear(sums.ctypes.data, 4 * padded, rows, padded)
                 _attend_rows(
                     tile_q.ctypes.data,
                     positions,

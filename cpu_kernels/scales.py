@@ -64,7 +64,7 @@ def _expand(typing: Any, kind: Any, source: Any, count: Any, out: Any) -> Any:
     return types.void(*[types.int64] * 4), codegen
 
 
-@njit(**COMPILED)
+@njit(types.int64(types.int64, types.int64), **COMPILED)
 def nbytes(kind: int, rows: int) -> int:
     """Bytes of rows of a group of outputs."""
     size = 1

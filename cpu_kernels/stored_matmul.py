@@ -14,12 +14,13 @@ from cpu_kernels import ffi
 from cpu_kernels.llvm_intrinsics import COMPILED, call_address
 from cpu_kernels.llvm_intrinsics import words as words_at
 from cpu_kernels.matmul import (
-    CACHED_FLOATS,
     COLLISION,
-    MIN_ROWS,
     chunk_of,
+    clear,
     columns_of,
+    copy_sums,
     nonzero_rows,
+    rows_of_a_block,
 )
 from cpu_kernels.microkernels import STEP, multiply
 from cpu_kernels.scales import expand, nbytes
@@ -77,10 +78,13 @@ def _expand_scales(
 
 @njit(**COMPILED)
 def _multiply_outputs(
-    x: np.ndarray,  # [T, I]
+    x: int,  # address of [T, I]
+    tokens: int,
+    inputs: int,
     addresses: np.ndarray,  # of codes, high, scales, their factors, offsets, theirs, and the table
     settings: np.ndarray,
-    out: np.ndarray,  # [T, O]
+    out: int,  # address of [T, O]
+    outputs: int,
     begin: int,
     end: int,
     next_begin: int,
@@ -88,26 +92,29 @@ def _multiply_outputs(
 ) -> None:
     """x @ w[begin:end].T -> out[:, begin:end]; begin is a multiple of C. At the end, the codes of
     w[next_begin:] are prefetched."""
-    inputs, row_bytes = x.shape[1], x.strides[0]
-    tokens = nonzero_rows(x)
-    out[tokens:, begin:end] = 0
+    row_bytes, out_bytes = 4 * inputs, 4 * outputs
+    rows = nonzero_rows(x, tokens, inputs)
+    clear(out + out_bytes * rows + 4 * begin, out_bytes, tokens - rows, end - begin)
+    tokens = rows
     fused = tokens <= FUSED_ROWS
     groups = settings[_GROUPS]
-    scales, offsets = np.empty((2, max(groups, 1), _COLUMNS), np.float32)
+    scales = np.empty(max(groups, 1) * _COLUMNS, np.float32)
+    offsets = np.empty(max(groups, 1) * _COLUMNS, np.float32)
     columns = np.empty((0 if fused else _MAX_CHUNK, _COLUMNS), np.float32)
     sums = np.empty((tokens, _COLUMNS), np.float32)
     words = np.zeros(ARGUMENTS, np.int64)
     kernel = words_at(kernels(), VARIANTS)[settings[_VARIANT]]
     words[_SCALES], words[_OFFSETS] = scales.ctypes.data, offsets.ctypes.data
     words[_TABLE], words[_K_GROUP] = addresses[6], settings[_GROUP]
-    words[_X], words[_X_STRIDE] = x.ctypes.data, row_bytes
+    words[_X], words[_X_STRIDE] = x, row_bytes
     chunk, input_bytes = chunk_of(inputs), _COLUMNS * settings[_INPUT_BITS] // 8
     lines = (input_bytes * STEP + CACHE_LINE - 1) // CACHE_LINE
     for o in range(begin, end if tokens else begin, _COLUMNS):
         width, group = min(_COLUMNS, end - o), first_group + o // _COLUMNS
-        target, stride = out.ctypes.data + 4 * o, out.strides[0]
-        if width < _COLUMNS or stride % COLLISION == 0:
-            target, stride = sums.ctypes.data, sums.strides[0]
+        target, stride = out + 4 * o, out_bytes
+        direct = width == _COLUMNS and stride % COLLISION != 0
+        if not direct:
+            target, stride = np.int64(sums.ctypes.data), 4 * _COLUMNS
         _expand_scales(
             settings,
             group,
@@ -126,7 +133,7 @@ def _multiply_outputs(
             n = min(chunk, inputs - i)
             words[_BEGIN], words[_END] = i, i + n
             if fused:
-                words[_ROWS], words[_X] = tokens, x.ctypes.data + 4 * i
+                words[_ROWS], words[_X] = tokens, x + 4 * i
                 words[_OUT], words[_OUT_STRIDE], words[_ADDS] = target, stride, i
                 call_address(kernel, np.int64(words.ctypes.data))
                 continue
@@ -137,7 +144,7 @@ def _multiply_outputs(
                 prefetch = addresses[0] + next_group * inputs * input_bytes
             multiply(
                 tokens,
-                x.ctypes.data + 4 * i,
+                x + 4 * i,
                 row_bytes,
                 columns.ctypes.data,
                 4 * _COLUMNS,
@@ -148,11 +155,10 @@ def _multiply_outputs(
                 prefetch,
                 lines,
             )
-        for t in range(tokens if target == sums.ctypes.data else 0):
-            for j in range(width):
-                out[t, o + j] = sums[t, j]
+        if not direct:
+            copy_sums(sums.ctypes.data, out + 4 * o, out_bytes, tokens, width)
     # Arrays whose addresses are among the words live until here.
-    scales[0, 0] = offsets[0, 0] = 0
+    scales[0] = offsets[0] = 0
 
 
 @cfunc(ffi.PART, **COMPILED)
@@ -168,24 +174,29 @@ def stored_linear_part(address: int, part: int, parts: int) -> None:
         data, _ = ffi.argument(frame, 1 + n)
         addresses[n] = carray(data, 1, np.uint8).ctypes.data
     data, _ = ffi.argument(frame, 8)
-    settings = carray(data, _SETTINGS, np.int32).astype(np.int64)
+    given = carray(data, _SETTINGS, np.int32)
+    settings = np.empty(_SETTINGS, np.int64)
+    for n in range(_SETTINGS):
+        settings[n] = given[n]
     data, _ = ffi.argument(frame, 9)
     first = np.int64(carray(data, 1, np.int32)[0])
     tokens, outputs, inputs = x_shape[0], out_shape[1], x_shape[1]
-    rows = carray(x, (tokens, inputs), np.float32)
-    products = carray(out, (tokens, outputs), np.float32)
+    rows = np.int64(carray(x, 1, np.uint8).ctypes.data)
+    products = np.int64(carray(out, 1, np.uint8).ctypes.data)
     begin, end = columns_of(outputs, part, parts), columns_of(outputs, part + 1, parts)
     # The first output of this thread's next part, provided that all threads are equally fast.
-    next_begin = columns_of(
-        outputs, min(part + max(1, parts // ffi.PARTS_PER_THREAD), parts - 1), parts
-    )
-    block = max(MIN_ROWS, CACHED_FLOATS // max(inputs, 1) // STEP * STEP)
+    next_part = min(part + max(1, parts // ffi.PARTS_PER_THREAD), parts - 1)
+    next_begin = columns_of(outputs, next_part, parts)
+    block = rows_of_a_block(inputs)
     for t in range(0, tokens, block):
         _multiply_outputs(
-            rows[t : t + block],
+            rows + 4 * inputs * t,
+            min(block, tokens - t),
+            inputs,
             addresses,
             settings,
-            products[t : t + block],
+            products + 4 * outputs * t,
+            outputs,
             begin,
             end,
             next_begin,

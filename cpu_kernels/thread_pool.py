@@ -24,16 +24,15 @@ from cpu_kernels.llvm_intrinsics import (
     atomic_load,
     external_function,
 )
-from cpu_kernels.matmul import linear_part, packed_linear_part
+from cpu_kernels.matmul import linear_part
 from cpu_kernels.normalize import normalize_part
 from cpu_kernels.paged_attention import attention_part
 from cpu_kernels.stored_matmul import stored_linear_part
 
 # Names of the custom calls.
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"
-STORED_LINEAR, PACKED_LINEAR = "jaxserve_stored_linear", "jaxserve_packed_linear"
-NORMALIZE = "jaxserve_normalize"
-_LINEAR, _ATTENTION, _STORED_LINEAR, _PACKED_LINEAR, _NORMALIZE = range(5)
+STORED_LINEAR, NORMALIZE = "jaxserve_stored_linear", "jaxserve_normalize"
+_LINEAR, _ATTENTION, _STORED_LINEAR, _NORMALIZE = range(4)
 # Floats of a call to normalize from which on other threads help: fewer take less time than waking.
 _SHARED_FLOATS = 2**15
 _MAX_THREADS = 16  # the calls of a step are too short to gain from more
@@ -66,7 +65,6 @@ def _base() -> int:
 _shared_words = external_function("jaxserve_shared_words", _base, types.int64())
 _stored_linear_part = external_function("jaxserve_stored_linear_part", stored_linear_part, ffi.PART)
 _linear_part = external_function("jaxserve_linear_part", linear_part, ffi.PART)
-_packed_linear_part = external_function("jaxserve_packed_linear_part", packed_linear_part, ffi.PART)
 _normalize_part = external_function("jaxserve_normalize_part", normalize_part, ffi.PART)
 _attention_part = external_function("jaxserve_attention_part", attention_part, ffi.PART)
 
@@ -75,8 +73,6 @@ _attention_part = external_function("jaxserve_attention_part", attention_part, f
 def _run_part(kernel: int, frame: int, part: int, parts: int) -> None:
     if kernel == _LINEAR:
         _linear_part(frame, part, parts)
-    elif kernel == _PACKED_LINEAR:
-        _packed_linear_part(frame, part, parts)
     elif kernel == _NORMALIZE:
         _normalize_part(frame, part, parts)
     elif kernel == _STORED_LINEAR:
@@ -85,7 +81,7 @@ def _run_part(kernel: int, frame: int, part: int, parts: int) -> None:
         _attention_part(frame, part, parts)
 
 
-@njit(**COMPILED)
+@njit(types.void(types.int64, types.boolean), **COMPILED)
 def _run_parts(base: int, is_worker: bool) -> None:
     """Claims and runs parts of the current call until all are claimed."""
     while atomic_load(base + _NEXT_PART) < atomic_load(base + _PARTS):
@@ -98,7 +94,7 @@ def _run_parts(base: int, is_worker: bool) -> None:
             atomic_add(base + _PARTS_DONE, 1)
 
 
-@njit(**COMPILED)
+@njit(types.void(types.int64, types.int64, types.int64), **COMPILED)
 def _run_call(base: int, kernel: int, frame: int) -> None:
     """Runs a call on the calling thread and the workers; returns when all parts are done."""
     workers = atomic_load(base + _WORKERS)
@@ -163,13 +159,6 @@ def _stored_linear_handler(frame: int) -> int:
 
 
 @cfunc(ffi.HANDLER, cache=True)
-def _packed_linear_handler(frame: int) -> int:
-    if not ffi.answers_version_query(ffi.read_frame(frame)):
-        _run_call(_shared_words(), _PACKED_LINEAR, frame)
-    return 0
-
-
-@cfunc(ffi.HANDLER, cache=True)
 def _normalize_handler(frame: int) -> int:
     words = ffi.read_frame(frame)
     if not ffi.answers_version_query(words):
@@ -223,7 +212,6 @@ def _start() -> None:
     # A forked child has none of the threads; its calls run on the calling thread.
     os.register_at_fork(after_in_child=lambda: _set_word(_WORKERS, 0))
     ffi.register(LINEAR, _linear_handler)
-    ffi.register(PACKED_LINEAR, _packed_linear_handler)
     ffi.register(NORMALIZE, _normalize_handler)
     ffi.register(STORED_LINEAR, _stored_linear_handler)
     ffi.register(ATTENTION, _attention_handler)

@@ -21,17 +21,21 @@ with checked_cache():
         LINEAR,
         NORMALIZE,
         STORED_LINEAR,
+        default_threads,
+        use_threads,
     )
 
 __all__ = [
     "CUSTOM_CALLS",
     "Columns",
     "attention",
+    "default_threads",
     "linear",
     "normalize",
     "pack",
     "pack_codes",
     "packed_linear",
+    "use_threads",
 ]
 CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, STORED_LINEAR)
 _NO_WINDOW = 2**30

@@ -39,6 +39,7 @@ _MAX_THREADS = 16  # the calls of a step are too short to gain from more
 # Checks before an idle thread goes to sleep: about 100 us, longer than the pause between two calls
 # of a step.
 _SPINS = 25000
+WORKER = "jaxserve-kernels"  # begins the names of threads
 _NO_PART = 2**62  # an index greater than any number of parts
 
 # Words shared by the threads, as byte offsets; each has a cache line (64 bytes) of its own.
@@ -178,43 +179,78 @@ def _attention_handler(frame: int) -> int:
 
 
 def _usable_cores() -> int:
-    """Cores that this process may use, limited by its container's CPU quota (cgroup v2)."""
+    """Cores that this process may use, limited by its container's share of processor time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores or 1, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # there is no such file, or the quota is "max"
-        return cores or 1
+    return max(1, round(min(cores or 1, _share(Path("/sys/fs/cgroup")))))
+
+
+def _share(cgroup: Path) -> float:
+    """Cores' worth of processor time that a container may use: infinite without a limit.
+
+    Args:
+        cgroup: where the control groups are mounted (version 2, or 1).
+    """
+    files = [("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")]
+    for names in files:
+        try:
+            quota, period = " ".join((cgroup / name).read_text() for name in names).split()
+            share = int(quota) / int(period)
+        except (OSError, ValueError):  # there are no such files, or the quota is "max"
+            continue
+        return share if share > 0 else float("inf")  # in version 1, no limit is -1
+    return float("inf")
+
+
+def default_threads() -> int:
+    """The threads that calls run on until use_threads() is called."""
+    return min(_usable_cores(), _MAX_THREADS)
 
 
 def _set_word(word: int, value: int) -> None:
     _WORDS[(_BASE + word - _WORDS.ctypes.data) // 8] = value
 
 
+_workers: list[threading.Thread] = []
+
+
+def _stop_workers() -> None:
+    _set_word(_STOP, 1)
+    os.write(_WAKE_PIPE_FD, bytes(len(_workers)))
+    for worker in _workers:
+        worker.join()
+    _workers.clear()
+
+
+def use_threads(count: int) -> None:
+    """Has calls run on so many threads from now on, the calling one among them. No call may run
+    meanwhile."""
+    _stop_workers()
+    for word, value in ((_STOP, 0), (_SLEEPING, 0), (_WORKERS, count - 1)):
+        _set_word(word, value)
+    for n in range(1, count):
+        worker = threading.Thread(
+            target=_worker_loop, args=(_BASE, _SLEEP_FD), name=f"{WORKER}-{n}", daemon=True
+        )
+        _workers.append(worker)
+        worker.start()
+
+
 def _start() -> None:
-    workers = [
-        threading.Thread(target=_worker_loop, args=(_BASE, _SLEEP_FD), daemon=True)
-        for _ in range(min(_usable_cores(), _MAX_THREADS) - 1)
-    ]
-
-    def stop() -> None:
-        _set_word(_STOP, 1)
-        os.write(_WAKE_PIPE_FD, bytes(len(workers)))
-        for worker in workers:
-            worker.join()
-
     _set_word(_WAKE_FD, _WAKE_PIPE_FD)
     _set_word(_NEXT_PART, _NO_PART)
-    _set_word(_WORKERS, len(workers))
-    for worker in workers:
-        worker.start()
-    atexit.register(stop)
+    use_threads(default_threads())
+    atexit.register(_stop_workers)
     # A forked child has none of the threads; its calls run on the calling thread.
-    os.register_at_fork(after_in_child=lambda: _set_word(_WORKERS, 0))
+    os.register_at_fork(after_in_child=_forget_workers)
     ffi.register(LINEAR, _linear_handler)
     ffi.register(NORMALIZE, _normalize_handler)
     ffi.register(STORED_LINEAR, _stored_linear_handler)
     ffi.register(ATTENTION, _attention_handler)
+
+
+def _forget_workers() -> None:
+    _workers.clear()
+    _set_word(_WORKERS, 0)
 
 
 _start()

@@ -68,6 +68,8 @@ class EngineConfig:
         scheduling_policy: the order in which waiting requests start: "fcfs" (as they arrive),
             "priority" (by a number in the request) or "longest-prefix" (most cached tokens first).
         enable_prefix_caching: reuse the KV blocks of prompts that begin with the same tokens.
+        threads: that compute on a CPU; None is as many as there are cores, or as a container may
+            use.
         overlap: plan and dispatch a step while the one before it runs.
         decode_steps: tokens that each row gets in one dispatch to the device, while no request
             waits and none of these tokens can end an output. Above 1, one more program is compiled
@@ -102,6 +104,7 @@ class EngineConfig:
     max_queued_requests: int = 1024
     scheduling_policy: Literal["fcfs", "priority", "longest-prefix"] = "fcfs"
     enable_prefix_caching: bool = True
+    threads: int | None = None
     overlap: bool = True
     decode_steps: int = 1
     speculation: Literal["ngram", "suffix"] | None = None
@@ -151,6 +154,7 @@ class EngineConfig:
             "max_queued_requests",
             "decode_steps",
             "num_speculative_tokens",
+            "threads",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

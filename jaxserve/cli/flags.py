@@ -41,6 +41,7 @@ HELP = {
     "max_queued_requests": "requests that may wait; more get 429",
     "scheduling_policy": "order of waiting requests: fcfs, priority or longest-prefix",
     "enable_prefix_caching": "reuse the KV cache of prompts that begin with the same tokens",
+    "threads": "threads that compute on a CPU (default: its cores, or a container's share)",
     "overlap": "plan a step while the one before it runs",
     "decode_steps": "tokens a row in one dispatch, while no request waits and no output can end",
     "speculation": "guess the next tokens and verify several in a step: ngram (what followed the "

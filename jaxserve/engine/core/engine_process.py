@@ -21,6 +21,7 @@ import checkpoints
 from jaxserve.engine.core import protocol
 from jaxserve.engine.core.client_sockets import ClientSockets
 from jaxserve.engine.core.engine_core import EngineCore
+from jaxserve.engine.startup.cpu_threads import load_kernels_meanwhile
 from jaxserve.errors import JaxserveError
 from jaxserve.text.tokenizer import load_tokenizer
 
@@ -52,6 +53,7 @@ class EngineProcess:
                 f"the client speaks protocol {start.version}, the engine "
                 f"{protocol.PROTOCOL_VERSION}: install one version of jaxserve"
             )
+        load_kernels_meanwhile(start.config)
         try:
             path, tokenizer = checkpoints.pull_with_tokenizer(start.config)
             self._fetched = protocol.Fetched(str(path), str(tokenizer))

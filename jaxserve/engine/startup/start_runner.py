@@ -27,6 +27,7 @@ from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import StepState
 from jaxserve.engine.device.step_programs import StepPrograms
 from jaxserve.engine.startup import step_memory
+from jaxserve.engine.startup.cpu_threads import limit_xla_threads, use_threads
 from jaxserve.engine.startup.device_choice import choose_device
 from jaxserve.engine.startup.device_info import DeviceInfo, check_jax_settings, prepare_gpu
 from jaxserve.engine.startup.engine_limits import EngineLimits
@@ -73,8 +74,11 @@ def start_runner(
     check_jax_settings()
     compilation_cache = use_compilation_cache()
     prepare_gpu(config.gpu_memory_utilization)
+    limit_xla_threads(config)
     choose_device(config.device)
     device = DeviceInfo.here(config)
+    if device.on_cpu:
+        use_threads(config)
     dtype = jnp.dtype(device.dtype(config))
     checkpoint = open_checkpoint(model_path, config.quantization)
     if unknown := checkpoint.config.unknown_fields:

@@ -3,8 +3,8 @@ how much of it command buffers (CUDA graphs) launch.
 
     python -m bench.engine.compiled_steps [--archs sm_80 sm_90] [--layers 32]
 
-Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 such steps in one dispatch (`repeat`) and a
-step of 8,192 tokens, as the programs that the engine compiles on a GPU. The exit status is 1 where
+Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 such steps in one dispatch (`repeat`), a step
+that verifies 3 guesses of each of 64 rows, and a step of 8,192 tokens, as the programs that the engine compiles on a GPU. The exit status is 1 where
 a limit below is exceeded. The last line is one flat JSON object. Matrix products are not autotuned
 here: a GPU may choose cuBLAS where this has Triton, and so use a kernel more or less to sum partial
 products.
@@ -17,17 +17,18 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from unittest import mock
 
 from bench.common.figures import print_figures
 
-STEPS = {"decode": (64, 64), "mixed": (8192, 256)}  # tokens, rows
+# Tokens, rows, guesses of a sequence.
+STEPS = {"decode": (64, 64, 0), "verify": (256, 256, 3), "mixed": (8192, 256, 0)}
 DECODE_STEPS = 8
 MAX_MODEL_LEN = 8192
 # Limits of kernels and copies: in a layer, and outside the layers of a layer group.
-MOST_A_LAYER, MOST_BESIDE = 13, {"decode": 12, "mixed": 16}
+MOST_A_LAYER, MOST_BESIDE = 13, {"decode": 12, "verify": 12, "mixed": 16}
 LEAST_BUFFERED = 5  # fewer kernels than this XLA leaves outside command buffers
 UNBUFFERED = {"repeat": 1}  # the one before its loop
 GPU_OF_ARCH = {"sm_80": "A100-80GB", "sm_90": "H100-80GB"}
@@ -101,13 +102,12 @@ def compile_programs(arch: str, layers: int, steps: list[str]) -> None:
     limits = EngineLimits.resolve(config, model, dtype, machine)
     vocab = model.config.vocab_size
     programs = step_programs(limits, model, machine, vocab, DECODE_STEPS)
-    state = jax.eval_shape(state_maker(limits, vocab))
+    state = jax.eval_shape(state_maker(replace(limits, num_guesses=3), vocab))
     pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.pages))
     # Code that asks for the backend must get the answer that it would get on a GPU.
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
         for step in steps:
-            tokens, rows = STEPS[step]
-            bucket, largest = Bucket(tokens, rows), 0
+            bucket, largest = Bucket(*STEPS[step]), 0
             for key, job in programs.jobs(bucket, state).items():
                 name = key if isinstance(key, str) else key[0]
                 done = compile_for(

@@ -24,6 +24,7 @@ from jaxserve.engine.device.model_outline import outline
 from jaxserve.engine.device.paged_cache import PagedLayerCache, allocate
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
+from scheduler import Sequence
 from tests.loaded_model import LoadedModel, load_model
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "families"
@@ -175,3 +176,47 @@ def test_the_engine_continues_as_transformers_does(
     core.close()
     assert both == alone
     assert alone[0] != alone[1]
+
+
+class Guesses:
+    """The true output, with every third token wrong."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]]) -> None:
+        self._outputs = outputs
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        true, known = self._outputs[tuple(sequence.request.prompt_token_ids)], sequence.num_tokens
+        left = true[len(sequence.output_token_ids) :][:most]
+        return [token + ((known + i) % 3 == 0) for i, token in enumerate(left)]
+
+    def forget_ended(self) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_guesses_are_verified_with_windows_and_cache_groups(name: str, tmp_path: Path) -> None:
+    _, sequences, _ = load(name, tmp_path)
+    config = EngineConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        block_size=BLOCK,
+        kv_cache_memory=2**20,
+        speculation="ngram",
+        num_speculative_tokens=3,
+    )
+    words = {f"w{i}": i for i in range(1024)}
+    tokenizers.Tokenizer(WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
+    core = EngineCore(config, tmp_path, load_tokenizer(tmp_path))
+    prompts = [ids[:-NEW_TOKENS].tolist() for ids in sequences]
+    wanted = [ids[-NEW_TOKENS:].tolist() for ids in sequences]
+    outputs = {tuple(p): w for p, w in zip(prompts, wanted, strict=True)}
+    assert core._speculation is not None
+    core._speculation._proposer = Guesses(outputs)
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    assert generate(core, prompts, greedy)[0] == wanted
+    stats, used = core.report().speculation, core.stats.blocks_used
+    core.close()
+    assert stats is not None
+    assert 0 < stats.accepted_tokens < stats.draft_tokens
+    assert used == 0

@@ -4,10 +4,10 @@ how much of it command buffers (CUDA graphs) launch.
     python -m bench.engine.compiled_steps [--archs sm_80 sm_90] [--layers 32]
 
 Llama 3.1 8B in bfloat16: a decode step of 64 rows, 8 such steps in one dispatch (`repeat`), a step
-that verifies 3 guesses of each of 64 rows, and a step of 8,192 tokens, as the programs that the engine compiles on a GPU. The exit status is 1 where
-a limit below is exceeded. The last line is one flat JSON object. Matrix products are not autotuned
-here: a GPU may choose cuBLAS where this has Triton, and so use a kernel more or less to sum partial
-products.
+that verifies 3 guesses of each of 64 rows, and a step of 8,192 tokens, as the programs that the
+engine compiles on a GPU. The exit status is 1 where a limit below is exceeded. The last line is one
+flat JSON object. Matrix products are not autotuned here: a GPU may choose cuBLAS where this has
+Triton, and so use a kernel more or less to sum partial products.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Two engines, one that speculates and one that doesn't, take turns at the same re
 for a text that stands in the prompt, with a word changed throughout; `story` is drawn at
 temperature 1 and repeats little. For each number of rows: the median over the rounds of the time
 without speculation divided by the time with it, the tokens a step of a row, and which share of the
-output stands in the text before it (in runs of four tokens or more). The exit status is 1 if any
+output stands in the text before it (in runs of four tokens or more); and the processor time of the
+decision what to guess, a call. The exit status is 1 if any
 token differs. The last line is one flat JSON object.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +72,27 @@ def quoted_share(prompt: list[int], output: list[int]) -> float:
     return quoted / len(output)
 
 
+class HostTime:
+    """Processor time of a speculating engine's decisions, which another process can't lengthen."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.seconds, self.steps = 0.0, 0
+        speculation: Any = llm.core._speculation
+        for name in ("wants_tokens", "draft"):
+            setattr(speculation, name, self._timed(getattr(speculation, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.thread_time() - begin
+                self.steps += 1
+
+        return timed
+
+
 def requests(task: str, rows: int, tokens: int) -> tuple[list[str], list[SamplingParams]]:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     if task == "edit":
@@ -86,7 +109,10 @@ def run(llm: LLM, work: tuple[list[str], list[SamplingParams]]) -> tuple[float, 
     return time.perf_counter() - begin, outputs
 
 
-def compare(plain: LLM, guessing: LLM, task: str, rows: int, args: argparse.Namespace) -> Any:
+def compare(
+    plain: LLM, guessing: LLM, host: HostTime, task: str, rows: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    host.seconds, host.steps = 0.0, 0
     work, ratios, equal = requests(task, rows, args.tokens), [], True
     before = guessing.core.report().speculation
     for number in range(args.rounds):
@@ -111,6 +137,7 @@ def compare(plain: LLM, guessing: LLM, task: str, rows: int, args: argparse.Name
         f"{name}_gain_most": round(max(ratios), 3),
         f"{name}_tokens_a_step": round(made / (made - saved), 2),
         f"{name}_guesses_taken": round(saved / max(1, after.draft_tokens - before.draft_tokens), 2),
+        f"{name}_host_us": round(1e6 * host.seconds / max(1, host.steps), 1),
         f"{name}_quoted": round(statistics.mean(shares), 2),
         f"{name}_equal": equal,
     }
@@ -135,10 +162,11 @@ def main() -> None:
         num_speculative_tokens=args.num_speculative_tokens,
         **settings,
     )
+    host = HostTime(guessing)
     figures: dict[str, Any] = {"speculation": args.speculation}
     for task in args.tasks:
         for rows in args.rows:
-            found = compare(plain, guessing, task, rows, args)
+            found = compare(plain, guessing, host, task, rows, args)
             print(found, flush=True)
             figures |= found
     figures["compiles_after_ready"] = guessing.core.compiles

@@ -52,6 +52,7 @@ class Scheduler:
         # Sequences in LAST, by the first step without a row of theirs.
         self._last_in_flight: dict[int, list[Sequence]] = {}
         self._pending: deque[PendingPlan] = deque()  # oldest first
+        self._is_full = False  # the last plan had no blocks for a sequence that waits
         self._step = 0  # the next to be planned
         self._updated = -1  # the last step whose results are known
         self._prefix_queries = self._prefix_hits = 0
@@ -170,9 +171,9 @@ class Scheduler:
 
     @property
     def can_draft(self) -> bool:
-        """Whether the next step may verify drafts: no prompt is left to compute."""
-        waits = bool(self._waiting) and self._running.has_free_slot
-        return not (waits or self._running.prefills or self._running.forked)
+        """Whether the next step may verify drafts: it has, most likely, no prompt to compute."""
+        starts = self._waiting and self._running.has_free_slot and not self._is_full
+        return not (starts or self._running.prefills or self._running.forked)
 
     @property
     def decoding(self) -> SequenceOf[Sequence]:
@@ -198,6 +199,7 @@ class Scheduler:
         # Forks first: with one token each they keep pace with the decodes that they came from.
         for sequence in dict.fromkeys([*forks, *running.prefills]):
             self._plan_chunk(sequence, building)
+        self._is_full = preempted
         if not preempted:
             self._admit(building)
         self._plan_drafts(building)
@@ -330,6 +332,7 @@ class Scheduler:
             if sequence is None or sequence.last_step > self._updated:
                 break
             if not self._take_blocks(sequence):
+                self._is_full = True
                 break
             self._waiting.pop()
             running.start(sequence)

@@ -5,7 +5,8 @@
 Two engines, one that speculates and one that doesn't, take turns at the same requests. `edit` asks
 for a text that stands in the prompt, with a word changed throughout; `story` is drawn at
 temperature 1 and repeats little. For each number of rows: the median over the rounds of the time
-without speculation divided by the time with it, the tokens a step of a row, and which share of the
+without speculation divided by the time with it, the same of processor time (which other processes
+change less), the tokens a step of a row, and which share of the
 output stands in the text before it (in runs of four tokens or more); and the processor time of the
 decision what to guess, a call. The exit status is 1 if any
 token differs. The last line is one flat JSON object.
@@ -101,26 +102,29 @@ def requests(task: str, rows: int, tokens: int) -> tuple[list[str], list[Samplin
     return prompts, [replace(params, temperature=1.0, seed=row) for row in range(rows)]
 
 
-def run(llm: LLM, work: tuple[list[str], list[SamplingParams]]) -> tuple[float, list[Any]]:
-    """Seconds from the first token on, nearly: the prompts are in the prefix cache."""
+def run(llm: LLM, work: tuple[list[str], list[SamplingParams]]) -> tuple[float, float, list[Any]]:
+    """Seconds from the first token on, nearly (the prompts are in the prefix cache), seconds of
+    processor time, and the outputs."""
     llm.generate(work[0], [replace(params, max_tokens=1) for params in work[1]])
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     outputs = llm.generate(*work)
-    return time.perf_counter() - begin, outputs
+    return time.perf_counter() - begin, time.process_time() - cpu, outputs
 
 
 def compare(
     plain: LLM, guessing: LLM, host: HostTime, task: str, rows: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     host.seconds, host.steps = 0.0, 0
-    work, ratios, equal = requests(task, rows, args.tokens), [], True
+    work, equal = requests(task, rows, args.tokens), True
+    ratios, cpu = [], []
     before = guessing.core.report().speculation
     for number in range(args.rounds):
         both = {}
         for llm in (plain, guessing) if number % 2 else (guessing, plain):
             both[llm] = run(llm, work)
         ratios.append(both[plain][0] / both[guessing][0])
-        tokens = [[o.outputs[0].token_ids for o in both[llm][1]] for llm in (plain, guessing)]
+        cpu.append(both[plain][1] / both[guessing][1])
+        tokens = [[o.outputs[0].token_ids for o in both[llm][2]] for llm in (plain, guessing)]
         equal = equal and tokens[0] == tokens[1]
     after = guessing.core.report().speculation
     assert before is not None
@@ -128,13 +132,14 @@ def compare(
     made = rows * args.tokens * args.rounds
     saved = after.accepted_tokens - before.accepted_tokens
     shares = [
-        quoted_share(list(o.prompt_token_ids), list(o.outputs[0].token_ids)) for o in both[plain][1]
+        quoted_share(list(o.prompt_token_ids), list(o.outputs[0].token_ids)) for o in both[plain][2]
     ]
     name = f"{task}_{rows}"
     return {
         f"{name}_gain": round(statistics.median(ratios), 3),
         f"{name}_gain_least": round(min(ratios), 3),
         f"{name}_gain_most": round(max(ratios), 3),
+        f"{name}_cpu_gain": round(statistics.median(cpu), 3),
         f"{name}_tokens_a_step": round(made / (made - saved), 2),
         f"{name}_guesses_taken": round(saved / max(1, after.draft_tokens - before.draft_tokens), 2),
         f"{name}_host_us": round(1e6 * host.seconds / max(1, host.steps), 1),

@@ -149,3 +149,18 @@ def test_blocks_of_guesses_that_are_not_taken_are_not_cached() -> None:
     other = loop.add_prompt("b", [*wrong, 3, 3], max_tokens=2)
     loop.run()
     assert other.num_cached_tokens == 4  # the prompt's first block
+
+
+def test_a_request_that_waits_for_blocks_does_not_keep_others_from_drafting() -> None:
+    loop = drafting(num_blocks=9, max_num_seqs=3)
+    sequence = loop.add_prompt("a", [1] * 14, max_tokens=14)
+    loop.step()
+    loop.add_prompt("b", [2] * 20, max_tokens=2)  # five blocks, where four are free
+    assert not loop.scheduler.can_draft
+    loop.step()
+    assert loop.scheduler.can_draft
+    loop.scheduler.draft(sequence, guess(loop, sequence, 3))
+    plan = loop.step()
+    assert plan is not None
+    assert len(plan.drafts[0].token_ids) == 3
+    loop.run()

@@ -271,7 +271,7 @@ class StepRecord(Message, frozen=True):
     """A step whose results are on the host.
 
     Args:
-        decodes: tokens of rows that decode, one each.
+        decodes: tokens of rows that decode: one each, and their guesses.
         prompts: (key, tokens) of each chunk; the keys are those of Changes.
         padded: tokens that the device computed for it, padding included.
         device_s: as EngineStats.step_s; shared evenly by the steps of one dispatch.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,18 +49,6 @@ def bits(output: CompletionOutput) -> tuple[Any, ...]:
         *(output.token_ids, output.text, output.logprobs),
         *(output.finish_reason, output.stop_reason),
     )
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any]) -> Iterator[LLM]:
-    """An engine that speculates, with so few blocks that it preempts."""
-    blocks = 14 * (2**20 // llm.core.ready.num_blocks)
-    settings = llm_settings | {"kv_cache_memory": blocks}
-    settings |= {"speculation": "ngram", "num_speculative_tokens": 3}
-    engine = LLM(str(tiny_llama), progress=False, **settings)
-    yield engine
-    assert engine.core.compiles == 0
-    engine.core.close()
 
 
 class Adversary:

@@ -235,6 +235,8 @@ class ServerConfig:
             doesn't use, instead of ignoring them.
         sse_keepalive: seconds without an event after which a stream gets a comment, from the
             request's start on; 0 sends none.
+        max_stored_responses: responses of /v1/responses that are kept in memory, for
+            previous_response_id; 0 keeps none. Several API workers keep none.
         page: serve a page at / on which people try the model and see the block pool.
         access_log: one line of JSON a request, on stderr.
         log_prompts: put the request's body into that line.
@@ -272,6 +274,7 @@ class ServerConfig:
     allow_credentials: bool = False
     strict_fields: bool = False
     sse_keepalive: float = 15.0
+    max_stored_responses: int = 1000
     page: bool = True
     access_log: bool = True
     log_prompts: bool = False
@@ -286,7 +289,10 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_choices", "api_workers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; it was {getattr(self, name)}")
-        for name in ("max_logprobs", "max_stop_strings", "engine_restarts"):
+        for name in (
+            *("max_logprobs", "max_stop_strings", "engine_restarts"),
+            "max_stored_responses",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0; it was {getattr(self, name)}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:

@@ -83,6 +83,7 @@ HELP = {
     "allow_credentials": "browsers may send cookies with those pages' requests",
     "strict_fields": "refuse unknown fields of requests instead of ignoring them",
     "sse_keepalive": "seconds after which a silent stream gets a comment; 0: never",
+    "max_stored_responses": "responses kept in memory for previous_response_id; 0: none",
     "page": "serve a page at / on which people try the model and see the block pool",
     "access_log": "one line of JSON a request, on stderr",
     "log_prompts": "put the request's body into that line",

@@ -29,6 +29,7 @@ from jaxserve.server.parsers.detection import (
     find_tool_parser,
     takes_system,
 )
+from jaxserve.server.response_store import ResponseStore
 from jaxserve.server.wire.errors import ApiError
 from jaxserve.server.wire.response_fields import new_id
 
@@ -62,9 +63,13 @@ class ServerContext:
     workers: WorkerStats | None = None
     tracer: Tracer | None = None
     events: EventFeed = field(init=False)
+    responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.events = EventFeed(lambda: self.client)
+        # Each API worker would have its own, and a request may come to any.
+        alone = self.config.api_workers == 1
+        self.responses = ResponseStore(self.config.max_stored_responses if alone else 0)
 
     def start_metrics(self, tracer: Tracer | None = None) -> None:
         """Registers the metrics of the process, of HTTP and of the engine for /metrics.

@@ -50,11 +50,21 @@ OPERATIONS = (
     ),
     Operation(
         *("POST", "/v1/responses", responses.create_response),
-        "Generates a response to a conversation. Nothing is stored.",
+        "Generates a response to a conversation.",
         Response,
         ResponsesRequest,
         event=dict[str, Any],
         unsupported=RESPONSES_UNSUPPORTED,
+    ),
+    Operation(
+        *("GET", "/v1/responses/{id}", responses.get_response),
+        "A response that is stored.",
+        Response,
+    ),
+    Operation(
+        *("DELETE", "/v1/responses/{id}", responses.delete_response),
+        "Removes a response that is stored.",
+        responses.DeletedResponse,
     ),
     Operation(
         *("POST", messages_response.PATH, messages.create_message),

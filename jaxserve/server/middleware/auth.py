@@ -37,6 +37,7 @@ async def auth_middleware(request: web.Request, handler: Handler) -> web.StreamR
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        request[RECORD].key_id = salt
         if context.config.salt_cache_by_key:
             request[RECORD].key_salt = salt
     return await handler(request)

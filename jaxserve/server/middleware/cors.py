@@ -9,7 +9,7 @@ from jaxserve.server.context import SERVER_CONTEXT
 from jaxserve.server.middleware.errors import Handler
 from jaxserve.server.wire.errors import ApiError
 
-ALLOWED_METHODS = "GET, POST, OPTIONS"
+ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
 EXPOSED_HEADERS = "X-Request-Id, X-Ignored-Fields, Retry-After"
 MAX_AGE_SECONDS = "600"
 # Values of Sec-Fetch-Site; "none" means that the user, not a page, caused the request.

@@ -37,6 +37,7 @@ class RequestRecord:
     Args:
         id: the client's own X-Request-Id, or `request_id` in the body.
         began: on time.monotonic()'s clock.
+        key_id: tells API keys apart; None without keys.
         key_salt: the salt of the API key, if keys don't share cached text.
         tokens: counted while it generates.
         body: the request's body, if prompts are logged.
@@ -47,6 +48,7 @@ class RequestRecord:
     id: str
     began: float = field(default_factory=time.monotonic)
     key_salt: str | None = None
+    key_id: str | None = None
     tokens: TokenCount | None = None
     body: Any = None
     ignored: list[str] = field(default_factory=list)

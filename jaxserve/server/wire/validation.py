@@ -93,7 +93,7 @@ def parse(
     _refuse_unsupported(body, unsupported, path)
     kept = {}
     for name, value in body.items():
-        if name in WITHOUT_EFFECT:
+        if name in WITHOUT_EFFECT and name not in into.__struct_fields__:
             if value is not None:
                 ignore(path + name)
         elif name not in unsupported:

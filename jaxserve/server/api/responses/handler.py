@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.api.responses.builder import ResponseBuilder
 from jaxserve.server.api.shared import generation
-from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation
+from jaxserve.server.api.shared.conversation import ChatPrompt, Conversation, template_arguments
 from jaxserve.server.api.shared.generation import count_reasoning
 from jaxserve.server.api.shared.json_body import json_response
 from jaxserve.server.api.shared.logprobs_writer import LogprobsWriter
 from jaxserve.server.api.shared.start_chat import start_chat
 from jaxserve.server.context import ServerContext
+from jaxserve.server.observability.request_log import current_record
 from jaxserve.server.wire.response_fields import TokenCount, new_id
-from jaxserve.server.wire.responses.items import to_messages
+from jaxserve.server.wire.responses.items import as_items, to_messages
 from jaxserve.server.wire.responses.request import RESPONSES_UNSUPPORTED, ResponsesRequest
 from jaxserve.server.wire.responses.response import (
     InputTokensDetails,
@@ -41,9 +43,14 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         context.new_call_id,
     )
 
-    async def end() -> Iterator[bytes]:
+    async def end() -> list[bytes]:
         count.reasoning = await count_reasoning(context, [parser])
-        return builder.end(response_usage(count))
+        events = list(builder.end(response_usage(count)))
+        if builder.response.store:
+            items = [*_conversation(context, chat.body), *builder.response.output]
+            store, key = context.responses, current_record().key_id
+            store.put(key, builder.response.id, builder.response, items)
+        return events
 
     if chat.body.stream:
         return await generation.stream(
@@ -63,10 +70,33 @@ def render(context: ServerContext, body: ResponsesRequest, params: SamplingParam
         InvalidRequestError: an item is malformed or unsupported, the template refuses the
             messages or doesn't use a field that is set, or the prompt is too long.
     """
-    messages = to_messages(body.input, body.instructions)
+    given = _conversation(context, body) if body.previous_response_id else body.input
+    messages = to_messages(given, body.instructions)
     effort = body.reasoning.effort if body.reasoning else None
-    conversation = Conversation(messages, body.tool_use(), {}, {"reasoning_effort": effort})
+    extra = template_arguments(body.chat_template_kwargs)
+    conversation = Conversation(messages, body.tool_use(), extra, {"reasoning_effort": effort})
     return conversation.render(context, params)
+
+
+def _conversation(context: ServerContext, body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The items of the response that a request goes on from, and its own.
+
+    Raises:
+        InvalidRequestError: that response isn't stored.
+    """
+    items = as_items(body.input)
+    if body.previous_response_id is None:
+        return items
+    before = context.responses.get(current_record().key_id, body.previous_response_id)
+    if before is None:
+        raise InvalidRequestError(
+            f"Previous response with id {body.previous_response_id!r} not found: this server keeps "
+            f"the last {context.config.max_stored_responses} (--max-stored-responses), in one "
+            "process; send the whole conversation as input",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    return [*before.conversation(), *items]
 
 
 def empty_response(
@@ -92,6 +122,8 @@ def empty_response(
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
+        store=body.store is not False and context.responses.is_on,
+        previous_response_id=body.previous_response_id,
     )
 
 

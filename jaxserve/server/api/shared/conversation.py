@@ -194,6 +194,17 @@ class Conversation:
             )
 
 
+def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
+    """A request's chat_template_kwargs. Raises InvalidRequestError for one that is a field."""
+    extra = given or {}
+    if reserved := TEMPLATE_ARGUMENTS & extra.keys():
+        raise InvalidRequestError(
+            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
+            "chat_template_kwargs",
+        )
+    return extra
+
+
 def chat_conversation(body: ChatCompletionRequest) -> Conversation:
     """The conversation of a chat completion.
 
@@ -201,12 +212,7 @@ def chat_conversation(body: ChatCompletionRequest) -> Conversation:
         InvalidRequestError: a message is malformed or unsupported, or fields contradict each other.
     """
     messages = [template_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
-    extra = body.chat_template_kwargs or {}
-    if reserved := TEMPLATE_ARGUMENTS & extra.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
-            "chat_template_kwargs",
-        )
+    extra = template_arguments(body.chat_template_kwargs)
     fields = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(

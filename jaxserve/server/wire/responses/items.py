@@ -37,6 +37,11 @@ class ReasoningInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: list[dict[str, Any]] | None = None
 
 
+def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An input as items."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 def to_messages(
     given: str | list[dict[str, Any]], instructions: str | None
 ) -> list[dict[str, Any]]:

@@ -17,12 +17,24 @@ from jaxserve.server.wire.generation_request import (
     NO_DEFAULTS,
     BaseGenerationRequest,
     StreamOptions,
+    check_scheduling,
 )
 from jaxserve.server.wire.ignored_fields import ignore
-from jaxserve.server.wire.structured_outputs import FormatType, format_params
+from jaxserve.server.wire.structured_outputs import (
+    FormatType,
+    StructuredOutputs,
+    format_params,
+)
 from jaxserve.server.wire.tools import Function, FunctionName, ToolUse
 from jaxserve.server.wire.validation import parse, renaming
 
+# Fields that SamplingParams has under the same name.
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "min_tokens", "stop_token_ids", "logit_bias", "ignore_eos"),
+)
+# Tools that would have to be run by this server, and whose absence would change the answer.
+_REFUSED_TOOLS = ("mcp", "file_search", "code_interpreter", "computer", "computer_use_preview")
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -68,6 +80,10 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     Args:
         input: a text, or items, which are parsed one by one so that errors name the item.
         instructions: a system message before the input.
+        store: false keeps the response out of the server's memory.
+        previous_response_id: goes on from a response that is stored; its instructions don't hold
+            any more.
+        chat_template_kwargs, structured_outputs and sampling settings: vLLM's extras, as in chats.
         include: further parts of the response. Logprobs are added; others don't exist here, and
             are ignored.
         tools: functions; a namespace's functions count too, and tools that OpenAI's own servers
@@ -75,6 +91,8 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     """
 
     input: str | list[dict[str, Any]]
+    store: bool | None = None
+    previous_response_id: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -92,12 +110,31 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
     @property
     def api_names(self) -> Mapping[str, str]:
         return API_NAMES
 
+    def scheduling(self) -> dict[str, Any]:
+        return {"priority": self.priority or 0, "cache_salt": self.cache_salt}
+
     def check(self) -> None:
+        check_scheduling(self.priority, self.cache_salt)
         # The last event always has the usage, and no event is padded.
         for name in StreamOptions.__struct_fields__ if self.stream_options else ():
             if getattr(self.stream_options, name):
@@ -131,11 +168,20 @@ class ResponsesRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_field
                 ignore(f"include[{name}]")
         if self.top_logprobs and not wanted:
             raise InvalidRequestError(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
-        given = {"temperature": self.temperature, "top_p": self.top_p}
+        if self.structured_outputs is not None:
+            if own is not None:
+                raise InvalidRequestError(
+                    "structured_outputs and text.format both constrain the output: send one of "
+                    "them",
+                    "structured_outputs",
+                )
+            own = self.structured_outputs.structured_params()
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if wanted else None,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_outputs=forced or own,  # a call that is required comes first
             **{**defaults, **given},
         )
@@ -148,6 +194,12 @@ def _functions(tools: Sequence[dict[str, Any]], path: str) -> Iterator[tuple[str
             yield where, parse(tool, FunctionTool, {}, f"{where}.")
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
             yield from _functions(tool["tools"], f"{where}.tools")
+        elif kind in _REFUSED_TOOLS:
+            raise InvalidRequestError(
+                f"{where}: this server runs no tools itself, and doesn't have {kind}: send "
+                "functions, and run them yourself",
+                f"{where}.type",
+            )
         elif isinstance(kind, str):
             ignore(f"{where} of type {kind}")
         else:
@@ -157,7 +209,6 @@ def _functions(tools: Sequence[dict[str, Any]], path: str) -> Iterator[tuple[str
 # With the values that are accepted because they change nothing; null always is.
 RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
-    "previous_response_id": (),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),

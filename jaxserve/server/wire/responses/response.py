@@ -94,7 +94,7 @@ class Response(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None
     background: bool = False
     store: bool = False
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     max_tool_calls: None = None
     service_tier: str = "default"
     truncation: str = "disabled"

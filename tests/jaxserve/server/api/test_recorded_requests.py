@@ -36,7 +36,6 @@ WITHOUT_EFFECT = {
     "messages[].tool_calls[].function.parsed_arguments",
     "messages[].tool_calls[].index",
     "reasoning.summary",
-    "store",
     "tools[] of type web_search",
 }
 

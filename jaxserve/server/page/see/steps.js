@@ -67,7 +67,7 @@ export class StepsView {
     const slowest = steps.reduce((most, step) => Math.max(most, step[3]), 1);
     const host = steps.reduce((most, step) => Math.max(most, step[4]), 0);
     const scale = Math.min((UP - 16) / slowest, host ? (DOWN - 2) / host : Infinity);
-    this.rule(context, palette, width, UP + DOWN, UP - slowest * scale, `${slowest.toFixed(slowest < 10 ? 1 : 0)} ms`);
+    this.rule(context, palette, width, UP + DOWN, UP - slowest * scale, duration(slowest));
     this.rule(context, palette, width, UP + DOWN, UP, "0");
     this.bars(steps, width, (x, wide, step) => {
       context.globalAlpha = this.chosen === null || this.chosen === step[0] ? 1 : 0.35;
@@ -153,6 +153,10 @@ export class StepsView {
       `${figure(padded - decodes - prompts)} of padding; ${figure(mean((step) => step[3]))} ms on the device, ${figure(mean((step) => step[4]))} ms on the host beside it.`
     );
   }
+}
+
+function duration(ms) {
+  return ms < 1000 ? `${ms.toFixed(ms < 10 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(1)} s`;
 }
 
 function promptsOf(step) {

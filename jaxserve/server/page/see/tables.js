@@ -86,6 +86,7 @@ export class TablesView {
     const tables = [...sequence.tables.values()];
     const entries = tables.reduce((sum, table) => sum + table.length + 1, -1);
     const cell = Math.max(MIN_CELL, Math.min(MAX_CELL, Math.floor(width / Math.max(1, entries))));
+    const fits = entries * cell <= width;
     context.font = "600 10px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
@@ -93,7 +94,7 @@ export class TablesView {
     for (const table of tables) {
       // Of a table that is too long, the end is shown: it is what changes.
       const room = Math.floor((width / tables.length) / cell) - 1;
-      const first = Math.max(0, table.length - Math.max(1, room));
+      const first = fits ? 0 : Math.max(0, table.length - Math.max(1, room));
       if (first) {
         context.fillStyle = palette.soft;
         context.fillText("…", x + cell / 2, TALL / 2);

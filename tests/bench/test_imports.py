@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"bench", "checkpoints", "cpu_kernels", "jaxserve", "pallas_kernels", "scheduler", "tests"}
-OPTIONAL = {"matplotlib", "torch", "transformers", "vllm"}  # a peer's, or of the extra `bench`
+# Of peers, or of the extra `bench`.
+OPTIONAL = {"PIL", "matplotlib", "torch", "transformers", "vllm"}
 
 
 def imports() -> Iterator[tuple[str, str, str]]:

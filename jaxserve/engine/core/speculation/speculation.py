@@ -58,7 +58,12 @@ class Speculation:
     def _candidates(self, scheduler: Scheduler) -> SequenceOf[Sequence]:
         """The sequences that decode, if the next step may verify guesses."""
         sequences = scheduler.decoding
-        return sequences if scheduler.can_draft and len(sequences) < self._most_tokens else ()
+        count = len(sequences)
+        if not scheduler.can_draft or count >= self._most_tokens:
+            return ()
+        if self._adapts and self.times.row_cost(count) * count >= 1:
+            return ()  # not even a sure guess would pay
+        return sequences
 
     def _guesses(self, sequences: SequenceOf[Sequence]) -> list[SequenceOf[int]]:
         guesses = []

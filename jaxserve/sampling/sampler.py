@@ -10,6 +10,7 @@ from jaxserve.sampling.logit_processors import SamplingTables, process
 from jaxserve.sampling.row_settings import SamplingRows
 
 LANES = 256  # tokens that are summed first, see _invert
+_GROUP = 128  # tokens of which the largest logit is found first, see _argmax_by_groups
 
 
 def sample(
@@ -66,10 +67,22 @@ def _choose(
 
 def _argmax(logits: jax.Array) -> jax.Array:
     """The likeliest token [S]; -1 if a logit is NaN or inf, or none is finite."""
-    ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(
-        jnp.int32
-    )  # that of a NaN if there is one
+    find = _argmax_by_groups if jax.default_backend() == "cpu" else jnp.argmax
+    ids = find(logits, axis=-1)[:, None].astype(jnp.int32)  # that of a NaN if there is one
     return jnp.where(jnp.isfinite(jnp.take_along_axis(logits, ids, axis=-1)), ids, -1)[:, 0]
+
+
+def _argmax_by_groups(logits: jax.Array, axis: int) -> jax.Array:
+    """jnp.argmax of the last axis, NaN being as large as infinity: first in which group, then in
+    that group alone. XLA vectorises a maximum on a CPU, though one that overlooks NaN, but not an
+    argmax, which takes 20 times as long."""
+    tokens = logits.shape[axis]
+    logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)
+    padding = ((0, 0), (0, -tokens % _GROUP))
+    groups = jnp.pad(logits, padding, constant_values=-jnp.inf).reshape(len(logits), -1, _GROUP)
+    best = jnp.argmax(jnp.max(groups, axis=-1), axis=-1)
+    chosen = jnp.take_along_axis(groups, best[:, None, None], axis=1)[:, 0]
+    return best * _GROUP + jnp.argmax(chosen, axis=-1)
 
 
 def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:

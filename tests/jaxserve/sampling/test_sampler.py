@@ -165,7 +165,7 @@ def test_a_draw_does_not_depend_on_the_place_in_the_batch() -> None:
     logits = jnp.asarray(np.random.default_rng(1).normal(0, 1, (8, VOCAB)), jnp.float32)
     whole = np.asarray(sample(logits, rows(8)))
     order = np.array([5, 2, 7])
-    part = SamplingRows(*(x[order] for x in rows(8)))
+    part = jax.tree.map(lambda x: x[order], rows(8))
     np.testing.assert_array_equal(np.asarray(sample(logits[order], part)), whole[order])
 
 
@@ -250,3 +250,18 @@ def test_rows_handled_one_by_one_draw_what_they_draw_together() -> None:
     for together, single in zip(logprobs, own, strict=True):
         np.testing.assert_allclose(single[wanted], together[wanted], rtol=1e-6)
         assert not np.asarray(single)[~wanted].any()
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 128, 129, 1000, 49152])
+def test_greedy_takes_the_first_of_equal_logits_wherever_it_is(vocab: int) -> None:
+    random = np.random.default_rng(vocab)
+    logits = random.integers(0, 5, (40, vocab)).astype(np.float32)
+    logits[:20] = -np.inf
+    likeliest = random.integers(0, vocab, 20)
+    logits[np.arange(20), likeliest] = random.standard_normal(20)
+    want = np.argmax(logits, axis=-1)
+    np.testing.assert_array_equal(sample(jnp.asarray(logits), rows(40, temperature=0)), want)
+    logits[np.arange(20), random.integers(0, vocab, 20)] = np.nan
+    np.testing.assert_array_equal(
+        sample(jnp.asarray(logits), rows(40, temperature=0))[:20], [-1] * 20
+    )

@@ -38,12 +38,17 @@ def open_outline(path: Path, quantization: Quantization | None = None) -> Checkp
     Raises:
         JaxserveError: as open_checkpoint().
     """
-    weights = (*path.glob("*.safetensors"), *path.glob("jaxserve.json"))
-    if (path / "config.json").exists() and not weights:
+    if (path / "config.json").exists() and not has_weights(path):
         from checkpoints.config_only import planned
 
         return planned(path, quantization)
     return open_checkpoint(path, quantization)
+
+
+def has_weights(path: Path) -> bool:
+    """Whether a path is more than a Hugging Face folder's config."""
+    weights = (*path.glob("*.safetensors"), *path.glob("jaxserve.json"))
+    return not path.is_dir() or bool(weights)
 
 
 def open_checkpoint(path: Path, quantization: Quantization | None = None) -> Checkpoint:

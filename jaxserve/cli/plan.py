@@ -26,11 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import checkpoints
     from jaxserve.engine.startup.capacity import plan, suggest
+    from jaxserve.text.tokenizer import load_tokenizer
 
     config = flags.build(EngineConfig, args)
     # Needs a config only: a folder without weights is accepted.
     path = Path(config.model)
     path = path if path.exists() else checkpoints.pull(config.model, config.revision)
+    if checkpoints.has_weights(path):
+        load_tokenizer(path)  # a server would refuse a model whose tokenizer can't be read
     describe = suggest if args.suggest else plan
     for line in describe(config, path, args.gpu):
         print(line)

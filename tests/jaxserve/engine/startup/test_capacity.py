@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_model_that_leaves_no_room(llama_8b: Path) -> None:
         list(plan(config, llama_8b, "A100-80GB"))
     with pytest.raises(ConfigError, match="H100-80GB"):
         list(plan(config, llama_8b, "H1000"))
+
+
+@pytest.mark.parametrize("damage", ["none", "cut"])
+def test_what_a_server_would_refuse_of_a_tokenizer(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "copy"))
+    assert main(["plan", str(folder), "--kv-cache-memory", "1MiB"]) == 0
+    file = folder / "tokenizer.json"
+    if damage == "none":
+        file.unlink()
+    else:
+        file.write_text(file.read_text()[:1000])
+    assert main(["plan", str(folder), "--kv-cache-memory", "1MiB"]) == 1
+    assert "tokenizer" in capsys.readouterr().err
 
 
 def test_several_steps_a_dispatch_are_a_program_more_for_each_decode(llama_8b: Path) -> None:

@@ -35,7 +35,7 @@ def checked_cache() -> Iterator[None]:
     folder, original = _folder(), numba.config.CACHE_DIR
     with _locked(folder):
         if not any(folder.iterdir()):
-            log.info("compiling kernels for this CPU, once: 20 s")
+            log.info("compiling kernels for this CPU, once: 10 s")
         known = _read_sums(folder)
         _drop_damaged(folder, known)
         # Numba reads the setting when it decorates a function.

@@ -110,6 +110,8 @@ class FlagParser(argparse.ArgumentParser):
         words = {}
         for name, value in read_settings(file).items():
             flag = f"--{name.replace('_', '-')}"
+            if flag == CONFIG:
+                self.error(f"{file} names another config file: have all settings in one")
             if flag in self._actions_by_flag:
                 words[f"{name} in {file}"] = self._words(flag, value, f"{name} in {file}")
             elif name.replace("-", "_") not in flags.HELP:  # of another command

@@ -76,6 +76,7 @@ class ToolUse:
         mode: "required": the model must call tools; if `named` is set, the tool of that name.
         parallel: whether one response may have several calls.
         paths: where the request has each function, such as "tools[0].function".
+        schema_field: the API's name of a function's schema.
     """
 
     functions: tuple[Function, ...] = ()
@@ -83,6 +84,7 @@ class ToolUse:
     named: str | None = None
     parallel: bool = True
     paths: tuple[str, ...] = ()
+    schema_field: str = "parameters"
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class ToolUse:
         functions: Mapping[str, Function],
         choice: ToolMode | FunctionName | None,
         parallel: bool | None,
+        schema_field: str = "parameters",
     ) -> ToolUse:
         """From a request's fields, which are checked against one another.
 
@@ -122,7 +125,14 @@ class ToolUse:
         if not functions or choice == "none":
             return cls()
         mode: ToolMode = "required" if named is not None or choice == "required" else "auto"
-        return cls(tuple(functions.values()), mode, named, parallel is not False, tuple(functions))
+        return cls(
+            tuple(functions.values()),
+            mode,
+            named,
+            parallel is not False,
+            tuple(functions),
+            schema_field,
+        )
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates expect them; None if there are none."""
@@ -160,10 +170,10 @@ class ToolUse:
         names = {} if self.mode == "required" else dict(answer_names)
         names |= {f"{name}.answer": field for name, field in answer_names.items()}
         for i, (path, function) in enumerate(zip(self.paths, self.functions, strict=True)):
-            names[f"structured_outputs.arguments_{i}"] = f"{path}.parameters"
+            schema = f"{path}.{self.schema_field}"
+            names[f"structured_outputs.arguments_{i}"] = schema
             if function.name == self.named:
-                names["structured_outputs"] = f"{path}.parameters"
-                names["structured_outputs.answer"] = f"{path}.parameters"
+                names["structured_outputs"] = names["structured_outputs.answer"] = schema
         try:
             with renaming(names):
                 yield

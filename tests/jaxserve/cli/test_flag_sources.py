@@ -78,6 +78,7 @@ def test_keys_and_what_kubernetes_sets_are_no_flags(monkeypatch: pytest.MonkeyPa
         ("port: x", "argument --port: invalid int value: 'x' (from port in "),
         ("overlap: maybe", "overlap in {file} must be true or false; it was 'maybe'"),
         ("max-num-seq: 4", "there is no flag --max-num-seq: is it --max-num-seqs?"),
+        ("config: other.yaml", "{file} names another config file"),
     ],
 )
 def test_errors_say_where_a_bad_setting_is(

@@ -16,6 +16,8 @@ from jaxserve.server.wire.structured_outputs import StructuredOutputs
 from jaxserve.server.wire.tools import Function, FunctionName, ToolMode, ToolUse
 from jaxserve.server.wire.validation import parse, renaming
 
+SCHEMA_FIELD = "input_schema"  # of a tool
+
 
 class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool that the client runs. Args: input_schema: a JSON schema of an object."""
@@ -84,12 +86,12 @@ class CountTokensRequest(BaseGenerationRequest, kw_only=True, forbid_unknown_fie
         functions = {p: _function(t, p) for p, t in zip(paths, self.tools or (), strict=True)}
         asked = self.tool_choice
         if asked is None:
-            return ToolUse.of(functions, None, None)
+            return ToolUse.of(functions, None, None, SCHEMA_FIELD)
         if asked.type == "tool" and asked.name is None:
             raise InvalidRequestError("you must provide tool_choice.name", "tool_choice.name")
         modes: dict[str, ToolMode] = {"auto": "auto", "any": "required", "none": "none"}
         choice = FunctionName(name=asked.name or "") if asked.type == "tool" else modes[asked.type]
-        return ToolUse.of(functions, choice, not asked.disable_parallel_tool_use)
+        return ToolUse.of(functions, choice, not asked.disable_parallel_tool_use, SCHEMA_FIELD)
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +120,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
         form = "output_config.format.schema" if self.output_config else "output_format.schema"
+        if self.structured_outputs is not None and self.structured_outputs.given:
+            form = f"structured_outputs.{self.structured_outputs.given[0]}"
         names = {"structured_outputs": form}
         with renaming(self.api_names), self.tool_use().naming_errors(names):
             yield

@@ -242,6 +242,21 @@ async def test_an_answer_by_a_schema(tiny_server: Any) -> None:
             "messages[0].content[0]",
         ),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
+        (
+            {
+                "tools": [{"name": "a", "input_schema": {"type": "strang"}}],
+                "tool_choice": {"type": "any"},
+            },
+            400,
+            "invalid_request_error",
+            "the tool a: tools[0].input_schema",
+        ),
+        (
+            {"structured_outputs": {"json": {"type": "strang"}}},
+            400,
+            "invalid_request_error",
+            "structured_outputs.json: ",
+        ),
         ({"messages": [HI | {"content": "x" * 3000}]}, 400, "invalid_request_error", "context"),
     ],
 )

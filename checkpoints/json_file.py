@@ -26,17 +26,29 @@ def read_json(
         CheckpointError: it isn't a JSON object, or a field is of another kind.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_bytes()
     except FileNotFoundError:
         if optional:
             return {}
         raise ModelNotFoundError(f"{file.parent}: there is no {file.name} in it") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
     with naming(file):
+        value = parse_json(text)
         check(value, fields or {})
+    return value
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A JSON object in UTF-8.
+
+    Raises:
+        CheckpointError: it isn't one.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError("not a JSON object")
     return value
 
 

@@ -1,4 +1,4 @@
-"""CPU kernels compiled by numba: matrix products, paged attention, and norms.
+"""CPU kernels compiled by numba: matrix products, adapters on them, paged attention, and norms.
 
 They replace XLA's own code where it is slow on CPUs. Importing this package compiles machine code
 and starts threads, so import it only where the model runs on a CPU.
@@ -17,6 +17,7 @@ from cpu_kernels.code_cache import checked_cache
 with checked_cache():
     from cpu_kernels.columns import STEP, Columns, call_arguments, pack, pack_codes
     from cpu_kernels.thread_pool import (
+        ADAPT,
         ATTENTION,
         LINEAR,
         NORMALIZE,
@@ -24,10 +25,12 @@ with checked_cache():
         default_threads,
         use_threads,
     )
+    from cpu_kernels.tiles import TILE
 
 __all__ = [
     "CUSTOM_CALLS",
     "Columns",
+    "adapt",
     "attention",
     "default_threads",
     "linear",
@@ -37,7 +40,7 @@ __all__ = [
     "packed_linear",
     "use_threads",
 ]
-CUSTOM_CALLS = (ATTENTION, LINEAR, NORMALIZE, STORED_LINEAR)
+CUSTOM_CALLS = (ADAPT, ATTENTION, LINEAR, NORMALIZE, STORED_LINEAR)
 _NO_WINDOW = 2**30
 
 
@@ -88,6 +91,61 @@ def packed_linear(x: jax.Array, columns: Columns, expert: jax.Array | None = Non
         return jax.ffi.ffi_call(LINEAR, shape)(x, columns.arrays["codes"], first)
     x = jnp.pad(x, ((0, 0), (0, -columns.inputs % STEP)))
     return jax.ffi.ffi_call(STORED_LINEAR, shape)(x, *call_arguments(columns), first)
+
+
+def adapt(
+    y: jax.Array,
+    x: jax.Array,
+    order: jax.Array,
+    groups: jax.Array,
+    down: jax.Array,
+    up: jax.Array,
+    spans: jax.Array,
+    touched: jax.Array,
+) -> jax.Array:
+    """y + (x @ down[g]) @ up[g], where g is each row's group; y where it has none.
+
+    A row's bits depend on that row and its group's arrays alone. The cost is in proportion to the
+    rows that have a group, and to its rank.
+
+    Args:
+        y: [T, O] float32.
+        x: [T, I] float32; or [T, K], what is multiplied by `up`, where `down` is empty.
+        order: [T] int32, the rows in the order of their groups.
+        groups: [T] int32, the groups of these rows, ascending; G and more is none.
+        down: [G, I * R + C] float32: in each group's row first its matrix [I, rank], rank at
+            most R, and then whatever; or [G, 0].
+        up: [G, P, M, K, C] float32, P columns of C outputs each. C is the tile's.
+        spans: [G, N + 1] int32. Of the rank, spans[g, n] to spans[g, n + 1] belong to part n; at
+            most K. The last entry is the rank; 0 leaves y as it is.
+        touched: [P, M] int32: up[:, p, m] has the columns p of part touched[p, m]; -1 is none.
+
+    Raises:
+        ValueError: types or shapes other than these.
+    """
+    if not all(a.dtype == jnp.float32 for a in (y, x, down, up)):
+        raise ValueError("y, x, down and up must be float32")
+    count, panels, most, rank, columns = up.shape
+    tokens, parts = len(y), spans.shape[1] - 1
+    wide = x.shape[1] * rank * parts + TILE.columns
+    if not (
+        x.shape[0] == tokens
+        and order.shape == groups.shape == (tokens,)
+        and down.shape in ((count, wide), (count, 0))
+        and (columns, panels) == (TILE.columns, -(-y.shape[1] // TILE.columns))
+        and spans.shape[0] == count
+        and touched.shape == (panels, most)
+    ):
+        raise ValueError(
+            f"shapes don't fit together: y {y.shape}, x {x.shape}, order {order.shape}, groups "
+            f"{groups.shape}, down {down.shape}, up {up.shape}, spans {spans.shape}, touched "
+            f"{touched.shape}"
+        )
+    call = jax.ffi.ffi_call(
+        ADAPT, jax.ShapeDtypeStruct(y.shape, jnp.float32), input_output_aliases={0: 0}
+    )
+    ints = (a.astype(jnp.int32) for a in (order, groups))
+    return call(y, x, *ints, down, up, spans, touched)
 
 
 def normalize(x: jax.Array, epsilon: float) -> jax.Array:

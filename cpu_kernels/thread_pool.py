@@ -17,6 +17,7 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from cpu_kernels import ffi
+from cpu_kernels.adapters import adapt_part, is_small
 from cpu_kernels.llvm_intrinsics import (
     COMPILED,
     atomic_add,
@@ -32,7 +33,8 @@ from cpu_kernels.stored_matmul import stored_linear_part
 # Names of the custom calls.
 LINEAR, ATTENTION = "jaxserve_linear", "jaxserve_attention"
 STORED_LINEAR, NORMALIZE = "jaxserve_stored_linear", "jaxserve_normalize"
-_LINEAR, _ATTENTION, _STORED_LINEAR, _NORMALIZE = range(4)
+ADAPT = "jaxserve_adapt"
+_LINEAR, _ATTENTION, _STORED_LINEAR, _NORMALIZE, _ADAPT = range(5)
 # Floats of a call to normalize from which on other threads help: fewer take less time than waking.
 _SHARED_FLOATS = 2**15
 _MAX_THREADS = 16  # the calls of a step are too short to gain from more
@@ -67,6 +69,7 @@ _shared_words = external_function("jaxserve_shared_words", _base, types.int64())
 _stored_linear_part = external_function("jaxserve_stored_linear_part", stored_linear_part, ffi.PART)
 _linear_part = external_function("jaxserve_linear_part", linear_part, ffi.PART)
 _normalize_part = external_function("jaxserve_normalize_part", normalize_part, ffi.PART)
+_adapt_part = external_function("jaxserve_adapt_part", adapt_part, ffi.PART)
 _attention_part = external_function("jaxserve_attention_part", attention_part, ffi.PART)
 
 
@@ -78,6 +81,8 @@ def _run_part(kernel: int, frame: int, part: int, parts: int) -> None:
         _normalize_part(frame, part, parts)
     elif kernel == _STORED_LINEAR:
         _stored_linear_part(frame, part, parts)
+    elif kernel == _ADAPT:
+        _adapt_part(frame, part, parts)
     else:
         _attention_part(frame, part, parts)
 
@@ -172,6 +177,17 @@ def _normalize_handler(frame: int) -> int:
 
 
 @cfunc(ffi.HANDLER, cache=True)
+def _adapt_handler(frame: int) -> int:
+    words = ffi.read_frame(frame)
+    if not ffi.answers_version_query(words):
+        if is_small(words):
+            _adapt_part(frame, 0, 1)
+        else:
+            _run_call(_shared_words(), _ADAPT, frame)
+    return 0
+
+
+@cfunc(ffi.HANDLER, cache=True)
 def _attention_handler(frame: int) -> int:
     if not ffi.answers_version_query(ffi.read_frame(frame)):
         _run_call(_shared_words(), _ATTENTION, frame)
@@ -245,6 +261,7 @@ def _start() -> None:
     ffi.register(LINEAR, _linear_handler)
     ffi.register(NORMALIZE, _normalize_handler)
     ffi.register(STORED_LINEAR, _stored_linear_handler)
+    ffi.register(ADAPT, _adapt_handler)
     ffi.register(ATTENTION, _attention_handler)
 
 

@@ -82,6 +82,17 @@ class EngineConfig:
             right.
         forbid_compile: raise instead of compiling after ready.
         seed: from which the seeds of requests without one are drawn.
+        lora: adapters that are there from the start, each as "NAME=FOLDER"; requests name one as
+            their model.
+        lora_folder: a folder that is watched: each folder in it with an adapter is one, of its
+            name.
+        max_loras: most different adapters in one step, and on the device; None is 8 with `lora` or
+            `lora_folder`, and none without.
+        max_lora_rank: most rank of an adapter.
+        max_cpu_loras: most adapters in host memory; those used last stay, others are read again
+            when they are needed. None is 64, or max_loras if that is more.
+        lora_targets: modules that adapters may change, as "q_proj"; empty: all that the model has.
+            The fewer, the less memory the slots on the device take.
         generation_config: "auto" takes what requests leave unset from the model's own
             generation_config.json, or from the card of a packaged model; "none" takes nothing, and
             reads nothing but EOS ids from that file.
@@ -111,6 +122,12 @@ class EngineConfig:
     num_speculative_tokens: int | None = None
     forbid_compile: bool = False
     seed: int = 0
+    lora: tuple[str, ...] = ()
+    lora_folder: str | None = None
+    max_loras: int | None = None
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_targets: tuple[str, ...] = ()
     generation_config: str = "auto"
 
     def __post_init__(self) -> None:
@@ -147,6 +164,7 @@ class EngineConfig:
             raise ConfigError("speculation needs decode_steps to be 1: leave one of them out")
         if self.speculation is None and self.num_speculative_tokens is not None:
             raise ConfigError("num_speculative_tokens needs speculation: add it, as in ngram")
+        self._check_lora()
         for name in (
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -172,6 +190,46 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization must be in (0, 1]; it was {self.gpu_memory_utilization}"
             )
+
+    def _check_lora(self) -> None:
+        if not 1 <= self.max_lora_rank <= 512:
+            raise ConfigError(f"max_lora_rank must be from 1 to 512; it was {self.max_lora_rank}")
+        if self.max_loras is not None and self.max_loras < 0:
+            raise ConfigError(f"max_loras must be at least 0; it was {self.max_loras}")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.adapter_slots:
+            raise ConfigError(
+                f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras "
+                f"({self.adapter_slots})"
+            )
+        names = [name for name, _ in map(named_folder, self.lora)]
+        if len(set(names)) < len(names):
+            raise ConfigError("lora names two adapters alike")
+        if (self.lora or self.lora_folder) and not self.adapter_slots:
+            raise ConfigError("lora and lora_folder need max_loras to be at least 1")
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters on the device at once; 0 without adapters."""
+        if self.max_loras is not None:
+            return self.max_loras
+        return 8 if self.lora or self.lora_folder else 0
+
+    @property
+    def adapters_in_memory(self) -> int:
+        """Most adapters in host memory."""
+        return self.max_cpu_loras or max(64, self.adapter_slots)
+
+
+def named_folder(text: str) -> tuple[str, str]:
+    """The name and the folder of an adapter that is given as "NAME=FOLDER".
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise ConfigError(f"an adapter is given as NAME=FOLDER; it was {text!r}")
+    return name, folder
 
 
 ToolCallParser = Literal[
@@ -242,8 +300,9 @@ class ServerConfig:
         log_prompts: put the request's body into that line.
         metrics_prefix: begins the names of the metrics that vLLM has too.
         otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) for traces.
-        enable_dev_endpoints: serve /reset_prefix_cache, /server_info, /start_profile and
-            /stop_profile, which are for operators only.
+        enable_dev_endpoints: serve /reset_prefix_cache, /server_info, /start_profile,
+            /stop_profile, /v1/load_lora_adapter and /v1/unload_lora_adapter, which are for
+            operators only.
         profile_dir: where profiles are written.
     """
 

@@ -47,6 +47,7 @@ class SchedulerConfig:
         cache_groups: one block table each, over the one pool.
         max_draft_tokens: most draft tokens of one sequence in one step.
         max_draft_step_tokens: most tokens of a step with drafts; None: max_num_batched_tokens.
+        max_adapters: most different adapters of the sequences that run; 0 takes none.
         enable_events: keep a log of block events (Scheduler.take_events).
 
     Raises:
@@ -64,6 +65,7 @@ class SchedulerConfig:
     cache_groups: tuple[CacheGroup, ...] = (CacheGroup(),)
     max_draft_tokens: int = 0
     max_draft_step_tokens: int | None = None
+    max_adapters: int = 0
     enable_events: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class SchedulerConfig:
             "max_model_len": 2,
             "max_draft_tokens": 0,
             "max_draft_step_tokens": 1,
+            "max_adapters": 0,
             "max_queued_requests": 1,
         }
         for name, low in lows.items():

@@ -31,12 +31,14 @@ class SlotStart:
             updated.
         num_computed_tokens: tokens whose KV is already in those blocks (prefix-cache hits, or
             tokens that a fork shares).
+        adapter_slot: where its adapter lies; None without one.
     """
 
     slot: int
     sequence: Sequence
     block_ids: tuple[tuple[int, ...], ...]
     num_computed_tokens: int
+    adapter_slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Apply in this order: copies, starts, new_blocks; then run the rows.
+    """One step. Apply in this order: copies, loads, starts, new_blocks; then run the rows.
 
     Args:
         step: counts plans from 0.
@@ -84,6 +86,7 @@ class StepPlan:
         num_tokens: tokens the step computes, the sum over rows, drafts included.
         drafts: decode rows with draft tokens; Scheduler.draft is the only source of them. Such a
             row isn't planned again before its results are known.
+        loads: adapter slots to write before the step, each with a sequence that has the adapter.
     """
 
     step: int
@@ -94,6 +97,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     num_tokens: int = 0
     drafts: tuple[Draft, ...] = ()
+    loads: tuple[tuple[int, Sequence], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

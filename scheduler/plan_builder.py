@@ -36,7 +36,9 @@ class PlanBuilder:
     def start(self, sequence: Sequence) -> None:
         """Plans that a sequence takes the slot that it was just given."""
         tables = tuple(tuple(table) for table in sequence.tables)
-        self.starts[sequence] = SlotStart(sequence.slot, sequence, tables, sequence.num_computed)
+        self.starts[sequence] = SlotStart(
+            sequence.slot, sequence, tables, sequence.num_computed, sequence.adapter_slot
+        )
 
     def build(self, step: int, rows: RowBatch) -> StepPlan | None:
         """The plan; None if the step would compute nothing."""

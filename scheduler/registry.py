@@ -18,6 +18,7 @@ class Registry:
         self._num_samples: dict[str, int] = {}  # that a live request ever had
         self._num_requests = 0
         self._stop_counts: Counter[int] = Counter()
+        self.adapters: Counter[bytes] = Counter()  # of live requests
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
@@ -53,6 +54,8 @@ class Registry:
         self._live[request.request_id] = samples
         self._num_samples[request.request_id] = request.n
         self.num_live += request.n
+        if request.adapter is not None:
+            self.adapters[request.adapter] += 1
         for token in request.stop_token_ids:
             self._stop_counts[token] += 1
             self.stops.add(token)
@@ -79,6 +82,10 @@ class Registry:
         if samples:
             return
         del self._live[request.request_id], self._num_samples[request.request_id]
+        if request.adapter is not None:
+            self.adapters[request.adapter] -= 1
+            if not self.adapters[request.adapter]:
+                del self.adapters[request.adapter]
         for token in request.stop_token_ids:
             self._stop_counts[token] -= 1
             if not self._stop_counts[token]:

@@ -86,6 +86,7 @@ class Sequence:
     tables: tuple[list[int], ...] = ()  # block ids a cache group; 0 where before the window
     hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
     num_registered: int = 0  # leading blocks that are in the prefix cache
+    adapter_slot: int | None = None  # while it has a slot itself
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt_token_ids)

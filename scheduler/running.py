@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence as SequenceOf
 
+from scheduler.adapters import AdapterSlots
 from scheduler.config import SchedulerConfig
 from scheduler.decode_rows import DecodeRows
 from scheduler.request import Sequence, Status
@@ -19,6 +20,8 @@ class RunningSequences:
         decodes: one token in every step.
         drafts: the next step verifies these guesses; an empty tuple is a plain decode.
         awaited: a step in flight decides how they go on, so they aren't planned before its results.
+
+    adapters: the adapter slots, which sequences with a slot hold.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -30,6 +33,7 @@ class RunningSequences:
         self.decodes = DecodeRows(config.block_size)
         self.drafts: dict[Sequence, tuple[int, ...]] = {}
         self.awaited: dict[Sequence, None] = {}
+        self.adapters = AdapterSlots(config.max_adapters)
 
     @property
     def num_slots_used(self) -> int:
@@ -50,9 +54,14 @@ class RunningSequences:
         sequence.num_computed = position
         self.forked[sequence] = None
 
+    def can_start(self, sequence: Sequence) -> bool:
+        """Whether there is a slot for a sequence, and one for its adapter."""
+        return self.has_free_slot and self.adapters.can_start(sequence.request.adapter)
+
     def start(self, sequence: Sequence) -> None:
-        """Gives a slot to a sequence that has its blocks. One must be free."""
+        """Gives a slot to a sequence that has its blocks. One must be free (can_start())."""
         self.forked.pop(sequence, None)
+        sequence.adapter_slot = self.adapters.acquire(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.status = Status.PREFILL
         self.prefills[sequence] = None
@@ -116,3 +125,5 @@ class RunningSequences:
         if sequence.slot >= 0:
             heapq.heappush(self._free_slots, sequence.slot)
             sequence.slot = -1
+            self.adapters.release(sequence)
+            sequence.adapter_slot = None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
+from scheduler.adapter_turns import AdapterTurns
 from scheduler.arrival_checks import check_length, check_queue, longest_sequence
 from scheduler.blocks.events import BlockEvent
 from scheduler.blocks.tables import BlockTables
@@ -44,11 +47,16 @@ class Scheduler:
         )
         self.max_model_len = min(config.max_model_len, longest)
         self._registry = Registry()
+        self._running = RunningSequences(config)
         self._waiting = make_policy(
             config.policy, lambda sequence: len(self.tables.lookup(sequence)[0])
         )
+        if config.max_adapters:
+            adapters = self._running.adapters
+            self._waiting = AdapterTurns(
+                self._waiting, lambda sequence: adapters.can_start(sequence.request.adapter)
+            )
         self._held: dict[Sequence, list[Sequence]] = {}  # samples, by the one they wait for
-        self._running = RunningSequences(config)
         # Sequences in LAST, by the first step without a row of theirs.
         self._last_in_flight: dict[int, list[Sequence]] = {}
         self._pending: deque[PendingPlan] = deque()  # oldest first
@@ -83,6 +91,8 @@ class Scheduler:
         """
         if request.request_id in self._registry:
             raise SchedulerError(f"request id {request.request_id!r} is in use")
+        if request.adapter is not None and not self.config.max_adapters:
+            raise SchedulerError("the request has an adapter, and max_adapters is 0")
         check_length(request, self.config.max_model_len, self.max_model_len)
         length = len(request.prompt_token_ids)
         limit = min(request.max_tokens, max(1, self.max_model_len - length))
@@ -206,6 +216,8 @@ class Scheduler:
         plan = building.build(step, rows)
         if plan is None:
             return None
+        if loads := running.adapters.take_loads():
+            plan = replace(plan, loads=loads)
         self._step = step + 1
         for sequence, chunk in building.chunks:
             if chunk.samples:
@@ -234,7 +246,7 @@ class Scheduler:
         """Gives slots to new forks, and returns these; those that find none are queued."""
         started = []
         for sequence in list(self._running.forked):
-            if self._running.has_free_slot:
+            if self._running.can_start(sequence):
                 self._running.start(sequence)
                 started.append(sequence)
             else:
@@ -480,6 +492,15 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content (for new weights); refused (False) while blocks are used."""
         return self.tables.pool.reset()
+
+    def forget_adapters(self) -> None:
+        """The adapter slots' contents are lost, with all sequences that ran."""
+        self._running.adapters.forget()
+
+    @property
+    def live_adapters(self) -> Mapping[bytes, int]:
+        """How many requests that haven't ended have each adapter."""
+        return self._registry.adapters
 
     def take_events(self) -> list[BlockEvent]:
         """Block events since the last call; none unless enable_events is set."""

@@ -173,7 +173,7 @@ class ModelBench:
         """Seconds a step of the bucket's last batch, dispatched again and again without reading
         the sampled tokens."""
         runner, buffers = self._runner, self._runner._buffers[bucket]
-        step = runner._steps[bucket]
+        step = runner._steps[bucket, False]
 
         def run(times: int) -> float:
             self._wait()

@@ -78,7 +78,7 @@ class OurRunner:
             for step in steps:
                 state = state._replace(block_tables=jax.device_put(step.block_tables))
                 begin = time.perf_counter()
-                run = runner._steps[step.bucket]
+                run = runner._steps[step.bucket, False]
                 state, layers = run.layers(runner._params, state, step.ints)
                 state, output = run.sample(runner._params, state, layers)
                 ids.append(np.asarray(output.ids)[: step.rows])

@@ -87,7 +87,7 @@ class Recorder:
         self._steps: list[Recorded] = []
         self._tables = np.array(self._runner._state.block_tables)
         self._count = 0
-        rows = max(bucket.drawn for bucket in self._runner._steps)
+        rows = max(bucket.drawn for bucket, _ in self._runner._steps)
         self._zeros = jax.device_put(np.zeros(rows, np.int32))
 
     @contextmanager

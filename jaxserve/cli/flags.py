@@ -50,6 +50,13 @@ HELP = {
     "right)",
     "forbid_compile": "fail a step that would compile after ready",
     "seed": "from which the seeds of requests without one are drawn",
+    "lora": "adapters in PEFT's format, each as NAME=FOLDER; a request's model names one",
+    "lora_folder": "watch this folder: each folder in it with an adapter is one, of its name",
+    "max_loras": "most different adapters in a step (default: 8 with an adapter or a folder of "
+    "them, else none can be used)",
+    "max_lora_rank": "most rank of an adapter",
+    "max_cpu_loras": "most adapters in host memory (default: 64, or max-loras)",
+    "lora_targets": "modules that adapters may change, as q_proj v_proj (default: all)",
     "generation_config": "auto uses the sampling defaults of the model's generation_config.json or "
     "card; none doesn't",
     # ServerConfig

@@ -39,7 +39,6 @@ def _refused(note: str, *neutral: str, takes_value: bool = True) -> VllmFlag:
 
 _ALWAYS = "it is always so"
 _ONE_DEVICE = "a server runs on one device; start several behind a proxy"
-_NO_ADAPTERS = "adapters aren't supported; merge the adapter into the model"
 _TEXT_ONLY = "it is about images, audio and video, and only text is served"
 _OWN_FILES = "the model's own files decide"
 _COMPILED = "all programs are compiled at the start, and kept in $JAXSERVE_CACHE"
@@ -56,6 +55,7 @@ SAME = (
     *("--tool-call-parser", "--reasoning-parser", "--chat-template", "--api-key"),
     *("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs", "--allowed-origins"),
     *("--allow-credentials", "--otlp-traces-endpoint", "--config"),
+    *("--max-loras", "--max-lora-rank", "--max-cpu-loras"),
 )
 
 OTHERS: dict[str, VllmFlag] = {
@@ -179,11 +179,8 @@ OTHERS: dict[str, VllmFlag] = {
     "--enable-expert-parallel": _without_effect("there is one device"),
     "--disable-custom-all-reduce": _without_effect("there is one device"),
     "--max-parallel-loading-workers": _without_effect("there is one device", True),
-    "--enable-lora": _refused(_NO_ADAPTERS, takes_value=False),
-    "--lora-modules": _refused(_NO_ADAPTERS),
-    "--max-loras": _refused(_NO_ADAPTERS),
-    "--max-lora-rank": _refused(_NO_ADAPTERS),
-    "--max-cpu-loras": _refused(_NO_ADAPTERS),
+    "--enable-lora": _without_effect("--lora, --lora-folder or --max-loras enable adapters"),
+    "--lora-modules": _renamed("--lora"),
     "--limit-mm-per-prompt": _without_effect(_TEXT_ONLY, True),
     "--mm-processor-kwargs": _without_effect(_TEXT_ONLY, True),
     "--mm-processor-cache-gb": _without_effect(_TEXT_ONLY, True),

@@ -13,7 +13,7 @@ from jax import lax
 from jaxserve.models.config import Activation, MoEConfig
 from jaxserve.models.layers import ACTIVATIONS, GatedMLP, matrix, param
 from jaxserve.models.router import choose_experts
-from jaxserve.models.weights import expert_linear, experts_linear, linear
+from jaxserve.models.weights import expert_linear, experts_linear, for_rows, linear
 
 TILE = 16  # rows of one CPU matmul; constant, since the bits of its results may depend on it
 
@@ -85,7 +85,7 @@ class MoE(nnx.Module):
         experts = jnp.where(real[:, None], chosen, self.config.num_experts).reshape(-1)  # [T * N]
         order = jnp.argsort(experts, stable=True)
         sizes = jnp.bincount(experts, length=self.config.num_experts)
-        rows = self._experts(x[order // count], experts[order], sizes)
+        rows = self._experts(x, order // count, experts[order], sizes)
         out = jnp.zeros((tokens * count, hidden), rows.dtype).at[order].set(rows)
         out = out.reshape(tokens, count, hidden).astype(jnp.float32) * weights[..., None]
         routed = jnp.where(real[:, None], out.sum(axis=1), 0).astype(x.dtype)
@@ -104,47 +104,57 @@ class MoE(nnx.Module):
         bias = None if self.choice_bias is None else self.choice_bias[...]
         return choose_experts(logits, self.config, bias)
 
-    def _experts(self, x: jax.Array, experts: jax.Array, sizes: jax.Array) -> jax.Array:
-        """The experts' outputs [R, E] for rows x [R, E] in the order of their experts [R].
+    def _experts(
+        self, x: jax.Array, tokens: jax.Array, experts: jax.Array, sizes: jax.Array
+    ) -> jax.Array:
+        """The experts' outputs [R, E] for rows of x [T, E] in the order of their experts [R].
 
         Args:
+            tokens: [R], each row's token.
             sizes: [X] rows of each of the X experts; the outputs of rows after those are arbitrary.
         """
         if jax.default_backend() == "cpu":
             # XLA's ragged_dot multiplies every row with every expert there.
-            return self._tiles(x, sizes)
+            return self._tiles(x, tokens, sizes)
         own = jnp.minimum(experts, self.config.num_experts - 1)
-        projected = experts_linear(x, self.gate_up.get_value(), sizes, own)
+        gate_up, down = (for_rows(w.get_value(), tokens) for w in (self.gate_up, self.down))
+        projected = experts_linear(x[tokens], gate_up, sizes, own)
         if self.gate_up_bias is not None:
             projected += self.gate_up_bias[...].reshape(self.config.num_experts, -1)[own]
         unit = self.unit(*jnp.split(projected, 2, axis=-1))
-        out = experts_linear(unit, self.down.get_value(), sizes, own)
+        out = experts_linear(unit, down, sizes, own)
         return out if self.down_bias is None else out + self.down_bias[...][own]
 
-    def _tiles(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+    def _tiles(self, x: jax.Array, tokens: jax.Array, sizes: jax.Array) -> jax.Array:
         """A loop over tiles of rows, each of one expert. It runs once a tile, and
-        doesn't read the weights of an expert without rows."""
-        rows = x.shape[0]
+        doesn't read the weights of an expert without rows. Arguments as of _experts()."""
+        rows = len(tokens)
         tiles = -(-sizes // TILE)
         tile_ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)
-        padded = jnp.pad(x, ((0, TILE), (0, 0)))  # the last tile may reach past the end
+        # The last tile may reach past the end.
+        padded = jnp.pad(x[tokens], ((0, TILE), (0, 0)))
+        numbers = jnp.pad(tokens, (0, TILE))
 
         def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             i, out = carry
             expert = jnp.sum(tile_ends <= i, dtype=jnp.int32)
             nth = i - (tile_ends[expert] - tiles[expert])
             first = row_ends[expert] - sizes[expert] + nth * TILE
-            result = self._expert(lax.dynamic_slice_in_dim(padded, first, TILE), expert)
+            own, mine = (lax.dynamic_slice_in_dim(a, first, TILE) for a in (padded, numbers))
+            result = self._expert(own, mine, expert)
             # Rows of the experts after this one are written again by their own tiles.
             return i + 1, lax.dynamic_update_slice_in_dim(out, result, first, 0)
 
         init = (jnp.int32(0), jnp.zeros_like(padded))
         return lax.while_loop(lambda carry: carry[0] < tile_ends[-1], step, init)[1][:rows]
 
-    def _expert(self, x: jax.Array, expert: jax.Array) -> jax.Array:  # [R, E] -> [R, E]
-        projected = expert_linear(x, self.gate_up.get_value(), expert)
+    def _expert(  # [R, E] -> [R, E]
+        self, x: jax.Array, tokens: jax.Array, expert: jax.Array
+    ) -> jax.Array:
+        gate_up, down = (for_rows(w.get_value(), tokens) for w in (self.gate_up, self.down))
+        projected = expert_linear(x, gate_up, expert)
         if self.gate_up_bias is not None:
             projected += self.gate_up_bias[...][expert].reshape(-1)
         unit = self.unit(*jnp.split(projected, 2, axis=-1))
-        out = expert_linear(unit, self.down.get_value(), expert)
+        out = expert_linear(unit, down, expert)
         return out if self.down_bias is None else out + self.down_bias[...][expert]

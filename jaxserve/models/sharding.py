@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.models.weights import Joined, Stored
+from jaxserve.models.weights import Joined, Stack, StackShape, Stored
 
 # Attention is sharded by kv heads, each with its group of query heads. Axes that aren't listed are
 # replicated.
@@ -43,6 +43,19 @@ def shardings(parameters: nnx.State[Any, Any], mesh: Mesh) -> Shardings:
         else:
             found[path] = _sharding(axes, variable.shape, mesh)
     return found
+
+
+def stack_shardings(shape: StackShape, slots: int, mesh: Mesh) -> Stack:
+    """The shardings of a matrix's adapter slots, as they lie where there are no CPU kernels: cut
+    along the inputs and outputs along which the matrix is cut, never along the rank."""
+    arrays = shape.shapes(slots)
+    inputs, outputs = shape.axes
+    down: tuple[str | None, ...] = (None, None if shape.is_table else inputs, None)
+    up = _sharding((None, None, *outputs), arrays.up.shape, mesh)
+    table = None
+    if arrays.table is not None:
+        table = _sharding((None, inputs, None), arrays.table.shape, mesh)
+    return Stack(_sharding(down, arrays.down.shape, mesh), up, table=table, experts=shape.experts)
 
 
 def stored_axes(

@@ -158,12 +158,26 @@ class ServerContext:
         """An id for a tool call, in the form that the model's chat template accepts."""
         return (self.tool_parser or ToolParser).new_call_id()
 
-    def response_header(self, id_prefix: str) -> dict[str, Any]:
-        """The fields of ResponseHeader, but for `object`."""
+    def adapter(self, model: str | None) -> str | None:
+        """The adapter that a request's `model` names; None for the base model."""
+        if model is None or model in self.model_names:
+            return None
+        return model if model in self.client.adapters else None
+
+    def reported_model(self, model: str | None) -> str:
+        """The name that the response to a request with this `model` has."""
+        return self.adapter(model) or self.model_names[0]
+
+    def response_header(self, id_prefix: str, model: str | None) -> dict[str, Any]:
+        """The fields of ResponseHeader, but for `object`.
+
+        Args:
+            model: the request's.
+        """
         return {
             "id": new_id(f"{id_prefix}-"),
             "created": int(time.time()),
-            "model": self.model_names[0],
+            "model": self.reported_model(model),
             "system_fingerprint": self.fingerprint,
         }
 
@@ -197,10 +211,12 @@ class ServerContext:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.model_names:
+        if name is not None and name not in self.model_names and self.adapter(name) is None:
+            names = [*self.model_names, *self.client.adapters]
+            known = ", ".join(names[:20]) + (" and others" if len(names) > 20 else "")
             raise ApiError(
                 404,
-                f"The model {name!r} does not exist; this server has {', '.join(self.model_names)}",
+                f"The model {name!r} does not exist; this server has {known}",
                 param="model",
                 code="model_not_found",
             )

@@ -65,6 +65,7 @@ class Slot:
     table: list[dict[int, int]]
     digests: list[bytes]
     num_outputs: int
+    adapter_slot: int | None = None
     last_token: int = -1
 
     def compute(self, token: int) -> None:
@@ -92,6 +93,7 @@ class FakeDevice:
         self.size = config.block_size
         self.kv: dict[tuple[int, int], Entry] = {}
         self.slots: dict[int, Slot] = {}
+        self.adapters: dict[int, bytes | None] = {}  # by adapter slot
         self.steps = 0
 
     def run(self, plan: StepPlan) -> tuple[list[int], list[list[int]]]:
@@ -113,6 +115,9 @@ class FakeDevice:
         assert len({id(work.slot) for work in works}) == len(works), "a slot has two rows"
         assert sum(len(work.tokens) for work in works) == plan.num_tokens
         for work in works:
+            own = work.slot.adapter_slot
+            adapter = None if own is None else self.adapters[own]
+            assert adapter == work.slot.sequence.request.adapter, "a row has another's adapter"
             self._write(work)
         sampled, drafted = [], []
         for work in works:  # all KV of a step is written before any is read
@@ -126,10 +131,14 @@ class FakeDevice:
     def _apply(self, plan: StepPlan) -> None:
         for source, target in plan.copies:
             self._copy(source, target)
+        for slot, sequence in plan.loads:
+            assert 0 <= slot < self.config.max_adapters
+            self.adapters[slot] = sequence.request.adapter
         for start in plan.starts:
             sequence = start.sequence
             tables = [dict(enumerate(ids)) for ids in start.block_ids]
-            slot = Slot(sequence, tables, [], len(sequence.output_token_ids))
+            outputs = len(sequence.output_token_ids)
+            slot = Slot(sequence, tables, [], outputs, start.adapter_slot)
             for token in sequence.token_ids(0, start.num_computed_tokens):
                 slot.compute(token)
             self.slots[start.slot] = slot

@@ -28,6 +28,7 @@ def make_config(**changes: Any) -> SchedulerConfig:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "max_model_len": 64,
+        "max_adapters": 2,
     }
     return SchedulerConfig(**(settings | changes))
 
@@ -163,6 +164,9 @@ class Loop:
             self._check_shared(shared)
         slots = [sequence.slot for sequence in self.sequences if sequence.slot >= 0]
         assert len(set(slots)) == len(slots) == stats.running
+        held = {s.request.adapter for s in self.sequences if s.slot >= 0} - {None}
+        assert len(held) <= self.config.max_adapters
+        assert held == self.scheduler._running.adapters.held
 
     def _check_shared(self, holders: list[tuple[Sequence, int]]) -> None:
         """Several tables may hold a block only if it is full, with the same tokens in all of them.

@@ -50,6 +50,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         cache_groups=draw(groups),
         max_draft_tokens=max_draft_tokens,
         enable_events=draw(st.booleans()),
+        max_adapters=draw(st.sampled_from((0, 1, 2))),
     )
 
 
@@ -77,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from((None, None, "a")),
         n=st.sampled_from((1, 1, 1, 3)),
         reads_cache=st.sampled_from((True, True, False)),
+        adapter=st.sampled_from((None, b"x", b"y", b"z")),
     )
     def add(
         self,
@@ -89,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         n: int,
         reads_cache: bool,
+        adapter: bytes | None,
     ) -> None:
         self.arrived += 1
         request = make_request(
@@ -102,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             n=n,
             payload=self.arrived,
             read_prefix_cache=reads_cache,
+            adapter=adapter if self.loop.config.max_adapters else None,
         )
         scheduler, most = self.loop.scheduler, self.loop.config.max_queued_requests
         if len(request.prompt_token_ids) > scheduler.max_model_len:

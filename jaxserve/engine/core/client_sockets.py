@@ -51,6 +51,10 @@ class ClientSockets:
         for client in clients:
             self._sockets[client].send(data)
 
+    def send_to_all(self, message: protocol.ToClient) -> None:
+        """Sends all clients the same message."""
+        self.send_several(message, self._sockets)
+
     def send_outputs(self, outputs: Sequence[protocol.Output], stats: protocol.EngineStats) -> None:
         """Sends each client the outputs of its own requests, and the figures to all of them."""
         if len(self._sockets) == 1:

@@ -13,19 +13,24 @@ from pathlib import Path
 
 from msgspec import structs
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, named_folder
+from jaxserve.engine.core.adapter_folder import AdapterFolder
+from jaxserve.engine.core.adapter_queue import AdapterQueue
+from jaxserve.engine.core.adapter_store import AdapterStore
 from jaxserve.engine.core.beams import Beams, beam_params
 from jaxserve.engine.core.grammar_queue import GrammarQueue
 from jaxserve.engine.core.protocol import EngineStats, Output, Ready, Submit
 from jaxserve.engine.core.speculation.speculation import Speculation, make_proposer
 from jaxserve.engine.core.step_clock import StepClock
 from jaxserve.engine.core.watch import Watch
+from jaxserve.engine.device.adapters.slot_writer import HostAdapter
 from jaxserve.engine.device.compilation.compile_guard import CompileGuard
 from jaxserve.engine.device.pending_step import PendingStep, StepResults
 from jaxserve.engine.device.sampling_state import SamplingRequest
 from jaxserve.engine.startup.capacity import describe_cache
 from jaxserve.engine.startup.start_runner import start_runner
 from jaxserve.errors import (
+    ConfigError,
     EngineError,
     InvalidRequestError,
     JaxserveError,
@@ -49,6 +54,7 @@ from scheduler import (
 log = logging.getLogger(__name__)
 
 GRAMMAR_WAIT_S = 0.01  # how long an idle step waits for a grammar to compile
+ADAPTER_WAIT_S = 0.01  # likewise for an adapter to be read
 NOT_FINITE = "no token could be drawn: the model's logits weren't finite"
 
 
@@ -101,6 +107,8 @@ class EngineCore:
         tokenizer: Tokenizer,
         progress: bool = False,
     ) -> None:
+        if config.lora_folder is not None and not Path(config.lora_folder).is_dir():
+            raise ConfigError(f"lora_folder {config.lora_folder} is not a folder")
         started = start_runner(config, model_path, tokenizer.num_ids, progress)
         limits, self._runner, self._vocab = started.limits, started.runner, started.vocab
         self._guard = CompileGuard(config.forbid_compile)
@@ -117,8 +125,25 @@ class EngineCore:
                 cache_groups=limits.layout.groups,
                 max_draft_tokens=limits.num_guesses,
                 max_draft_step_tokens=started.most_guess_tokens or None,
+                max_adapters=config.adapter_slots,
             )
         )
+        self.adapters: AdapterStore | None = None
+        self.adapter_folder: AdapterFolder | None = None
+        self._adapter_queue: AdapterQueue | None = None
+        if started.adapters is not None:
+            self.adapters = AdapterStore(
+                started.adapters.load,
+                config.adapters_in_memory,
+                lambda: self._scheduler.live_adapters,
+            )
+            self._adapter_queue = AdapterQueue(self.adapters)
+            for name, folder in map(named_folder, config.lora):
+                path = Path(folder)
+                self.adapters.add(name, path, started.adapters.load(path))
+            if config.lora_folder is not None:
+                self.adapter_folder = AdapterFolder(Path(config.lora_folder), self.adapters)
+                self.adapter_folder.read_all()
         self._beams = Beams(self._scheduler)
         self._grammars = GrammarQueue(tokenizer, self._vocab)
         self._speculation = (
@@ -151,6 +176,8 @@ class EngineCore:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_seqs=limits.max_num_seqs,
             windows=tuple(group.window for group in limits.layout.groups),
+            adapters=() if self.adapters is None else self.adapters.infos,
+            adapter_slots=config.adapter_slots,
         )
 
     @property
@@ -161,18 +188,26 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._pending) or self._scheduler.has_unfinished or len(self._grammars) > 0
+        return bool(self._pending) or self._scheduler.has_unfinished or self._num_elsewhere > 0
+
+    @property
+    def _num_elsewhere(self) -> int:
+        """Requests that wait for a grammar or an adapter."""
+        return len(self._grammars) + len(self._adapter_queue or ())
 
     @property
     def request_ids(self) -> list[str]:
         """Ids of all requests that haven't ended."""
-        return self._scheduler.request_ids + self._grammars.request_ids
+        queue = self._adapter_queue
+        adapters = [] if queue is None else queue.request_ids
+        return self._scheduler.request_ids + self._grammars.request_ids + adapters
 
     @property
     def stats(self) -> SchedulerStats:
-        """The scheduler's figures; requests that wait for a grammar count as waiting."""
+        """The scheduler's figures; requests that wait for a grammar or an adapter count as
+        waiting."""
         stats = self._scheduler.stats()
-        return replace(stats, waiting=stats.waiting + len(self._grammars))
+        return replace(stats, waiting=stats.waiting + self._num_elsewhere)
 
     def report(self) -> EngineStats:
         """The figures now, with the last step's unless they were reported before."""
@@ -203,26 +238,56 @@ class EngineCore:
         """Stops the threads, and removes what is registered with jax."""
         self._guard.close()
         self._grammars.close()
+        if self.adapters is not None:
+            self.adapters.close()
+        if self.adapter_folder is not None:
+            self.adapter_folder.close()
 
     def submit(self, message: Submit) -> Output | None:
         """Registers a request. Returns an Output only if it is refused at once."""
         try:
-            self._scheduler.check_queue(len(self._grammars))
+            self._scheduler.check_queue(self._num_elsewhere)
         except QueueFullError as error:
             return _error_output(message.request_id, OverloadedError.__name__, error)
+        if message.adapter is not None:
+            try:
+                self._known_adapter(message.adapter)
+            except InvalidRequestError as error:
+                return _error_output(message.request_id, InvalidRequestError.__name__, error)
         if message.params.structured_outputs is None:
             return self._add(message, None)
         grammar = self._grammars.put(message)
         return None if grammar is None else self._add(message, grammar)
 
-    def _add(self, message: Submit, compiled: Future[Grammar] | None) -> Output | None:
-        """Adds a request to the scheduler. Returns an Output only if that fails.
+    def _known_adapter(self, name: str) -> None:
+        """Raises InvalidRequestError for an adapter that isn't known."""
+        if self.adapters is None:
+            raise InvalidRequestError(
+                f"there is no adapter {name!r}: the engine was started without adapters", "model"
+            )
+        self.adapters.find(name)
+
+    def _add(
+        self,
+        message: Submit,
+        compiled: Future[Grammar] | None,
+        adapter: HostAdapter | None = None,
+    ) -> Output | None:
+        """Adds a request to the scheduler, or to those that wait for their adapter. Returns an
+        Output only if that fails.
 
         Args:
             compiled: its grammar, if it has one; done.
+            adapter: its adapter, if it has waited for it.
         """
         try:
-            self._register(message, None if compiled is None else _grammar_of(message, compiled))
+            if message.adapter is not None and adapter is None:
+                assert self._adapter_queue is not None
+                adapter = self._adapter_queue.put(message, compiled)
+                if adapter is None:
+                    return None
+            grammar = None if compiled is None else _grammar_of(message, compiled)
+            self._register(message, grammar, adapter)
         except (InvalidRequestError, RequestTooLongError) as error:
             return _error_output(message.request_id, "InvalidRequestError", error)
         except UnprocessableError as error:
@@ -235,7 +300,9 @@ class EngineCore:
             return _error_output(message.request_id, EngineError.__name__, error)
         return None
 
-    def _register(self, message: Submit, grammar: Grammar | None) -> None:
+    def _register(
+        self, message: Submit, grammar: Grammar | None, adapter: HostAdapter | None
+    ) -> None:
         params = message.params
         assert params.max_tokens is not None
         masks = MaskRules.build(
@@ -257,8 +324,10 @@ class EngineCore:
                 masks,
                 message.pool,
                 tuple(message.prediction),
+                adapter,
             ),
             n=1 if searches else params.n,
+            adapter=None if adapter is None else adapter.digest,
             read_prefix_cache=params.prompt_logprobs is None,
             await_tokens=searches,
         )
@@ -270,6 +339,8 @@ class EngineCore:
         """Ends a request, or one choice of it, and frees its blocks; unknown ids are ignored."""
         if index is None:
             self._grammars.cancel(request_id)
+            if self._adapter_queue is not None:
+                self._adapter_queue.cancel(request_id)
             self._beams.drop(request_id)
             self._scheduler.abort(request_id)
             return
@@ -292,7 +363,7 @@ class EngineCore:
                 and abort requests, and should take about a millisecond.
         """
         self._clock.observe(bool(self._pending) and self._pending[0].is_done)
-        outputs = self._add_compiled()
+        outputs = self._add_compiled() + self._add_adapted()
         with self._guard:
             try:
                 if self._pending and self._awaits_tokens():
@@ -333,7 +404,7 @@ class EngineCore:
             self.watch.planned(plan)
         several = (
             more > 0
-            and not (plan.chunks or plan.copies or self._grammars)
+            and not (plan.chunks or plan.copies or self._num_elsewhere)
             and self._scheduler.is_steady(more)
             and self._runner.is_settled(plan.decode_slots, 1 + more)
         )
@@ -383,6 +454,7 @@ class EngineCore:
         if self.watch is not None:
             self.watch.lost()
         self._scheduler.reset_prefix_cache()
+        self._scheduler.forget_adapters()
         self._runner.take_failures()
         try:
             self._runner.reset()
@@ -403,6 +475,21 @@ class EngineCore:
         for message, compiled in self._grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
             refusal = self._add(message, compiled)
             outputs += [refusal] if refusal else []
+        return outputs
+
+    def _add_adapted(self) -> list[Output]:
+        """Adds the requests whose adapter is in memory by now to the scheduler; the outputs of
+        those that are refused."""
+        if self._adapter_queue is None:
+            return []
+        busy = bool(self._pending) or self._scheduler.has_unfinished or len(self._grammars) > 0
+        outputs = []
+        for waiting, found in self._adapter_queue.take(0.0 if busy else ADAPTER_WAIT_S):
+            message = waiting.message
+            if isinstance(found, EngineError):
+                outputs.append(_error_output(message.request_id, EngineError.__name__, found))
+            elif refusal := self._add(message, waiting.grammar, found):
+                outputs.append(refusal)
         return outputs
 
     def _read_oldest(self, meanwhile: Callable[[], None] | None) -> list[Output]:

@@ -11,24 +11,29 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
 import jax
 import zmq
+from msgspec import structs
 
 import checkpoints
 from jaxserve.engine.core import protocol
+from jaxserve.engine.core.adapter_store import AdapterStore
 from jaxserve.engine.core.client_sockets import ClientSockets
 from jaxserve.engine.core.engine_core import EngineCore
+from jaxserve.engine.device.adapters.slot_writer import HostAdapter
 from jaxserve.engine.startup.cpu_threads import load_kernels_meanwhile
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import InvalidRequestError, JaxserveError
 from jaxserve.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
 POLL_MS = 1  # between checks whether the device is done
+LOAD_MS = 5  # between checks whether an adapter is read, while there is no work
 WATCH_MS = 100  # between checks whether there is a snapshot to send, while there is no work
 REPORT_S = 1.0  # between reports while a step runs, which show that the engine is alive
 
@@ -41,6 +46,8 @@ class EngineProcess:
         self._refusals: list[protocol.Output] = []  # not yet sent
         self._sent_at = 0.0  # when the clients last got outputs
         self._ending = False
+        self._loads: list[tuple[protocol.LoadAdapter, Future[HostAdapter]]] = []
+        self._adapters_version = 0  # that the clients know
         self._watching: set[int] = set()  # clients
 
     def run(self) -> int:
@@ -65,6 +72,8 @@ class EngineProcess:
         log.info("loaded in %.1f s, ready in %.1f s", ready.load_s, ready.ready_s)
         log.info("context of %d tokens; KV cache %s", ready.max_model_len, ready.cache)
         self._clients.send(ready)
+        if core.adapters is not None:
+            self._adapters_version = core.adapters.version
         core.prepare_grammars()
         try:
             return self._serve(core)
@@ -77,14 +86,60 @@ class EngineProcess:
         gc.freeze()
         while not self._ending:
             if not core.has_work:
-                unsettled = core.watch is not None and not core.watch.settled
-                self._inbox.poll(WATCH_MS if unsettled else None)
+                self._inbox.poll(self._idle_ms(core))
             self._take_messages(core)
+            self._follow_adapters(core)
             outputs = core.step(partial(self._meanwhile, core)) if core.has_work else []
             outputs, self._refusals = self._refusals + outputs, []
             self._send_outputs(core, outputs)
             self._send_snapshot(core)
         return 0
+
+    def _idle_ms(self, core: EngineCore) -> int | None:
+        """Milliseconds without work after which something may be there besides messages; None:
+        nothing comes but messages."""
+        if self._loads:
+            return LOAD_MS
+        unsettled = core.watch is not None and not core.watch.settled
+        return WATCH_MS if unsettled or core.adapter_folder is not None else None
+
+    def _follow_adapters(self, core: EngineCore) -> None:
+        """Takes in adapters that were read, and tells all clients of changes. Whoever asked for one
+        gets the result after that."""
+        store = core.adapters
+        if store is None:
+            return
+        if core.adapter_folder is not None:
+            core.adapter_folder.poll()
+        done = [(message, read) for message, read in self._loads if read.done()]
+        self._loads = [(message, read) for message, read in self._loads if not read.done()]
+        results = [(message.client, _finish_load(store, message, read)) for message, read in done]
+        if store.version != self._adapters_version:
+            self._adapters_version = store.version
+            self._clients.send_to_all(protocol.Adapters(store.infos))
+        for client, result in results:
+            if client in self._clients:
+                self._clients.send(result, client)
+
+    def _begin_load(self, core: EngineCore, message: protocol.LoadAdapter) -> None:
+        try:
+            if core.adapters is None:
+                raise InvalidRequestError("the engine was started without adapters: set max_loras")
+            _check_name(core.adapters, message)
+            self._loads.append((message, core.adapters.read(Path(message.folder))))
+        except JaxserveError as error:
+            self._clients.send(_failed(message.call_id, error), message.client)
+
+    def _unload(self, core: EngineCore, message: protocol.UnloadAdapter) -> None:
+        result = protocol.AdminResult(message.call_id, True)
+        try:
+            if core.adapters is None:
+                raise InvalidRequestError(f"there is no adapter {message.name!r}", "lora_name")
+            core.adapters.remove(message.name)
+        except JaxserveError as error:
+            result = _failed(message.call_id, error)
+        self._follow_adapters(core)
+        self._clients.send(result, message.client)
 
     def _meanwhile(self, core: EngineCore) -> None:
         """Handles messages while the device is busy, so that an abort takes effect before the step
@@ -119,7 +174,7 @@ class EngineProcess:
                     self._clients.add(client)
                     if client in self._clients:
                         self._clients.send(self._fetched, client)
-                        self._clients.send(core.ready, client)
+                        self._clients.send(_ready_now(core), client)
                 case protocol.Detach(client):
                     self._watch(core, client, on=False)
                     self._clients.remove(client)
@@ -132,6 +187,10 @@ class EngineProcess:
                     self._watch(core, client, on)
                 case protocol.RunAdminCommand(client=client) if client in self._clients:
                     self._clients.send(_run_admin_command(core, message), client)
+                case protocol.LoadAdapter(client=client) if client in self._clients:
+                    self._begin_load(core, message)
+                case protocol.UnloadAdapter(client=client) if client in self._clients:
+                    self._unload(core, message)
                 case protocol.Submit() if protocol.client_of(message.request_id) in self._clients:
                     if refusal := core.submit(message):
                         self._refusals.append(refusal)
@@ -151,6 +210,39 @@ class EngineProcess:
     def _fail(self, reason: str) -> int:
         self._clients.send(protocol.Failed(reason))
         return 1
+
+
+def _ready_now(core: EngineCore) -> protocol.Ready:
+    """What a client that comes later gets."""
+    if core.adapters is None:
+        return core.ready
+    return structs.replace(core.ready, adapters=core.adapters.infos)
+
+
+def _check_name(store: AdapterStore, message: protocol.LoadAdapter) -> None:
+    if message.name in store and not message.replace:
+        raise InvalidRequestError(
+            f"there is an adapter {message.name!r} already: unload it, or set load_inplace",
+            "lora_name",
+        )
+
+
+def _finish_load(
+    store: AdapterStore, message: protocol.LoadAdapter, read: Future[HostAdapter]
+) -> protocol.AdminResult:
+    try:
+        adapter = read.result()
+        _check_name(store, message)
+        store.add(message.name, Path(message.folder), adapter)
+    except Exception as error:  # whatever it is, it concerns this adapter alone
+        if not isinstance(error, JaxserveError):
+            log.exception("the adapter %s can't be loaded", message.name)
+        return _failed(message.call_id, error)
+    return protocol.AdminResult(message.call_id, True)
+
+
+def _failed(call_id: int, error: Exception) -> protocol.AdminResult:
+    return protocol.AdminResult(call_id, False, str(error), type(error).__name__)
 
 
 def _run_admin_command(core: EngineCore, message: protocol.RunAdminCommand) -> protocol.AdminResult:

@@ -1,8 +1,9 @@
 """The messages between clients and the engine process: small, typed, versioned, packed by msgspec.
 
-Client to engine: one Submit a request, Abort, RunAdminCommand, Watch, Shutdown. Engine to client:
-Fetched and Ready (or Failed), then Outputs after each turn of its loop and once a second in a long
-one, an AdminResult for each RunAdminCommand, and Snapshots to those that watch. The first client
+Client to engine: one Submit a request, Abort, RunAdminCommand, LoadAdapter, UnloadAdapter, Watch,
+Shutdown. Engine to client: Fetched and Ready (or Failed), then Outputs after each turn of its loop
+and once a second in a long one, an AdminResult for each command, Adapters after a change of them,
+and Snapshots to those that watch. The first client
 starts the engine. Further ones may attach to it, each under a number of its own.
 """
 
@@ -73,6 +74,7 @@ class Submit(Message, frozen=True):
         cache_salt: only requests with the same salt share cached blocks.
         pool: the prompt's embedding is wanted; max_tokens is 1, and that token isn't reported.
         prediction: token ids of params.prediction.
+        adapter: the name of an adapter; None is the base model.
     """
 
     request_id: str
@@ -84,6 +86,7 @@ class Submit(Message, frozen=True):
     cache_salt: str | None = None
     pool: bool = False
     prediction: list[int] = []
+    adapter: str | None = None
 
 
 class Abort(Message, frozen=True):
@@ -104,6 +107,30 @@ class RunAdminCommand(Message, frozen=True):
     call_id: int
     command: AdminCommand
     argument: str = ""
+    client: int = 0
+
+
+class LoadAdapter(Message, frozen=True):
+    """Loads an adapter under a name; an AdminResult with the same call_id follows.
+
+    Args:
+        folder: on the engine's machine.
+        replace: in place of the adapter that has the name, if there is one.
+        client: the one that gets the result.
+    """
+
+    call_id: int
+    name: str
+    folder: str
+    replace: bool = False
+    client: int = 0
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Takes an adapter's name away; an AdminResult with the same call_id follows."""
+
+    call_id: int
+    name: str
     client: int = 0
 
 
@@ -158,6 +185,21 @@ class EngineStats(Message, frozen=True):
     speculation: SpeculationStats | None = None
 
 
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may name.
+
+    Args:
+        path: its folder.
+        digest: of its content, in hexadecimal.
+        rank: its largest.
+    """
+
+    name: str
+    path: str
+    digest: str
+    rank: int
+
+
 class Ready(Message, frozen=True):
     """The engine is warm.
 
@@ -172,6 +214,8 @@ class Ready(Message, frozen=True):
         max_num_batched_tokens: token budget of a step.
         max_num_seqs: most sequences that run at once.
         windows: of the cache groups, in tokens; None where a token attends to all before it.
+        adapters: those that requests may name.
+        adapter_slots: adapters on the device at once; 0: the engine takes none.
     """
 
     max_model_len: int
@@ -185,6 +229,14 @@ class Ready(Message, frozen=True):
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
     windows: tuple[int | None, ...] = (None,)
+    adapters: tuple[AdapterInfo, ...] = ()
+    adapter_slots: int = 0
+
+
+class Adapters(Message, frozen=True):
+    """The adapters that requests may name from now on, after a change."""
+
+    adapters: tuple[AdapterInfo, ...]
 
 
 class Failed(Message, frozen=True):
@@ -259,12 +311,13 @@ class AdminResult(Message, frozen=True):
 
     Args:
         done: whether it was done; False if it couldn't be done now.
-        error: why it failed.
+        error: why it failed; the kind names the exception class in jaxserve.errors.
     """
 
     call_id: int
     done: bool
     error: str | None = None
+    error_kind: str = EngineError.__name__
 
 
 class StepRecord(Message, frozen=True):
@@ -297,10 +350,15 @@ class Snapshot(Message, frozen=True):
 
 def as_error(output: Output) -> JaxserveError:
     """The exception behind an output that reports one."""
-    kind: type[JaxserveError] = getattr(errors, output.error_kind or "", EngineError)
-    if issubclass(kind, errors.InvalidRequestError):
-        return kind(output.error or "", output.error_param)
-    return kind(output.error)
+    return exception(output.error or "", output.error_kind or "", output.error_param)
+
+
+def exception(message: str, kind: str, param: str | None = None) -> JaxserveError:
+    """The exception of a class of jaxserve.errors; of any other kind an EngineError."""
+    found: type[JaxserveError] = getattr(errors, kind, EngineError)
+    if issubclass(found, errors.InvalidRequestError):
+        return found(message, param)
+    return found(message)
 
 
 def join_tokens(outputs: Iterable[Output]) -> list[Output]:
@@ -319,8 +377,19 @@ def join_tokens(outputs: Iterable[Output]) -> list[Output]:
     return joined
 
 
-ToEngine = Start | Attach | Detach | Submit | Abort | RunAdminCommand | Watch | Shutdown
-ToClient = Fetched | Ready | Failed | Outputs | AdminResult | Snapshot
+ToEngine = (
+    Start
+    | Attach
+    | Detach
+    | Submit
+    | Abort
+    | RunAdminCommand
+    | LoadAdapter
+    | UnloadAdapter
+    | Watch
+    | Shutdown
+)
+ToClient = Fetched | Ready | Failed | Outputs | AdminResult | Adapters | Snapshot
 
 
 class RequestIds:

@@ -6,8 +6,9 @@ layers are alike run through one program, each with its own parameters and KV pa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from flax import nnx
 from jaxserve.engine.device.cache_layout import CacheLayout
 from jaxserve.engine.device.model_outline import ModelOutline
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.weights import Adapted
 
 # Layers of a group on a CPU, where a call costs less than a layer's share of a program's load. A
 # GPU runs all layers in one program, so that one command buffer covers them.
@@ -52,10 +54,13 @@ class SplitParams(NamedTuple):
     Args:
         outer: those of no layer: embedding, last norm, head.
         groups: those of each layer group.
+        head: as `outer`, for the programs that use the head. With adapters, what an adapter
+            changes comes after the parameters, and so the two differ.
     """
 
     outer: list[Any]
     groups: list[list[Any]]
+    head: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +113,34 @@ class SplitModel:
 
     def split_params(self, leaves: Sequence[Any]) -> SplitParams:
         """All of the model's leaves, in parts."""
+        outer = [leaves[i] for i in self.outer]
         return SplitParams(
-            [leaves[i] for i in self.outer],
-            [[leaves[i] for i in group.leaves] for group in self.groups],
+            outer, [[leaves[i] for i in group.leaves] for group in self.groups], outer
         )
 
-    def merge(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> Decoder:
+    def merge(
+        self,
+        indices: Sequence[int],
+        leaves: Sequence[jax.Array],
+        adapters: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> Decoder:
         """The model with these leaves in place. The others stay abstract, so that only the parts
-        whose leaves are given can be computed."""
+        whose leaves are given can be computed.
+
+        Args:
+            adapters: path of a matrix -> the stack of adapters on it, and the batch's AdapterRows.
+        """
         filled: list[jax.Array | jax.ShapeDtypeStruct] = list(self.shapes)
         for i, leaf in zip(indices, leaves, strict=True):
             filled[i] = leaf
-        return nnx.merge(self.graphdef, jax.tree.unflatten(self.structure, filled))
+        state = jax.tree.unflatten(self.structure, filled)
+        if adapters:
+            flat: dict[Any, Any] = dict(nnx.to_flat_state(state))
+            for path, (stack, rows) in adapters.items():
+                adapted = Adapted(flat[path].get_value(), stack, rows)
+                flat[path] = flat[path].replace(adapted)
+            state = nnx.from_flat_state(flat)
+        return nnx.merge(self.graphdef, state)
 
 
 def cut_layers(keys: Sequence[Hashable], sizes: range) -> list[range]:

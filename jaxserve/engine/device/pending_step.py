@@ -68,6 +68,7 @@ class PendingStep:
             time.monotonic().
         bucket: the shape that it is padded to.
         verify: its rows, if it verifies guesses; otherwise each row of the plan is one.
+        adapted: whether a row has an adapter.
         awaits_tokens: what a row may draw depends on a token of the step before.
         layers: what the draw takes from the layers; None before they are dispatched, and again
             once the draw is, so that the memory is free.
@@ -85,6 +86,7 @@ class PendingStep:
     dispatched_at: float = 0.0
     bucket: Bucket = field(init=False)
     verify: VerifyRows | None = None
+    adapted: bool = False
     awaits_tokens: bool = False
     layers: LayersOutput | None = None
     output: StepOutput | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
+from jaxserve.engine.device.adapters.slot_writer import SlotWriter
 from jaxserve.engine.device.buckets import Bucket, BucketTable
 from jaxserve.engine.device.layer_groups import SplitParams
 from jaxserve.engine.device.pending_step import PendingStep, PromptSpan, StepResults
@@ -29,21 +30,23 @@ class Runner:
     """Owns the device state: parameters, KV pages, each slot's last token and sampling tables.
 
     Args:
-        steps: the compiled step of each bucket.
+        steps: the compiled step of each bucket, without adapters and with them.
         copy: copies blocks of the pool.
         params: the model's parameters.
         new_state: makes an empty state, which each step takes over (donation) and replaces.
         slots: what the host knows of each slot.
+        adapters: the adapter slots, if there are any.
     """
 
     def __init__(
         self,
-        steps: dict[Bucket, Step],
+        steps: dict[tuple[Bucket, bool], Step],
         copy: CopyBlocks,
         table: BucketTable,
         params: SplitParams,
         new_state: Callable[[], StepState],
         slots: SlotTable,
+        adapters: SlotWriter | None = None,
     ) -> None:
         self._steps, self._table, self._params = steps, table, params
         # Compiled ahead of time, since reset() makes a state after the engine is ready, and the
@@ -52,7 +55,8 @@ class Runner:
         self._state: StepState = self._new_state()
         self._sampling = SamplingState(self._state.tables)
         self._copy, self._on_cpu = copy, jax.default_backend() == "cpu"
-        self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in steps}
+        self._adapters = adapters
+        self._buffers = {bucket: HostBuffers.allocate(bucket) for bucket in table.all}
         self._arange = np.arange(slots.spare + 2, dtype=np.int32)
         self._last_bucket = table.decode[0]  # of the step that was dispatched last
 
@@ -61,6 +65,8 @@ class Runner:
         write sampling tables."""
         for bucket in buckets:
             self._run_empty(bucket)
+        if self._adapters is not None:
+            self._adapters.warm_up()
         pages = self._copy(self._state.pages, ((0, 0),))
         tables = self._sampling.warm_up(self._state.tables)
         self._state = self._state._replace(pages=pages, tables=tables)
@@ -75,6 +81,8 @@ class Runner:
         for array in jax.tree.leaves(self._state):
             array.delete()  # first: there may be no room for both
         self._state = self._new_state()
+        if self._adapters is not None:
+            self._adapters.reset()
         self._sampling.clear()
         self._run_empty(self._last_bucket)
 
@@ -95,8 +103,9 @@ class Runner:
         self._slots.num_computed[list(first.decode_slots)] += more
         entries = np.concatenate([_table_entries(plan) for plan in step.plans], 1)
         uploads = buffers.uploads(entries, self._slots.spare)
-        program = self._steps[step.bucket]
-        self._state, step.output = program.several(self._params, self._state, *uploads)
+        step.adapted = self._is_adapted(buffers)
+        program, params = self._program(step)
+        self._state, step.output = program.several(params, self._state, *uploads)
         step.logprob_rows = self._logprob_rows(buffers)
         self._start_copies(step)
 
@@ -106,6 +115,9 @@ class Runner:
         if plan.copies:
             pages = self._copy(self._state.pages, plan.copies)
             self._state = self._state._replace(pages=pages)
+        for slot, sequence in plan.loads:
+            assert self._adapters is not None
+            self._adapters.write(slot, sequence.request.payload.adapter)
         for start in plan.starts:
             self._sampling.start(start)
             self._slots.occupy(start)
@@ -117,6 +129,7 @@ class Runner:
         else:
             step.bucket = self._table.pick(plan.num_tokens, step.rows, mixed=asks)
         self._fill_step(step)
+        step.adapted = self._is_adapted(self._buffers[step.bucket])
         step.awaits_tokens = self._sampling.awaits_tokens(plan.decode_slots)
         self._dispatch_layers(step, _table_entries(plan))
 
@@ -149,12 +162,12 @@ class Runner:
     def draw(self, step: PendingStep) -> None:
         """Dispatches the draw of the step that was dispatched last, once its masks are built."""
         assert step.layers is not None
-        program, layers = self._steps[step.bucket], step.layers
+        (program, params), layers = self._program(step), step.layers
         state = self._state._replace(tables=self._sampling.upload(self._state.tables))
-        self._state, step.output = program.sample(self._params, state, layers)
+        self._state, step.output = program.sample(params, state, layers)
         step.logprob_rows = self._logprob_rows(self._buffers[step.bucket])
         if step.prompt_spans:
-            step.prompt_pieces = self._prompt_logprobs(program, layers.hidden, step.prompt_spans)
+            step.prompt_pieces = self._prompt_logprobs(step, layers.hidden)
         if step.pooled_rows:
             assert program.pool is not None
             step.pooled = program.pool(self._params.outer, layers.drawn)
@@ -176,11 +189,28 @@ class Runner:
             found.setdefault(sequence, []).append(row)
         return found
 
+    def _is_adapted(self, buffers: HostBuffers) -> bool:
+        """Whether a row of a filled buffer has an adapter."""
+        return bool((buffers.rows.adapters != self._slots.no_adapter).any())
+
+    def _program(self, step: PendingStep) -> tuple[Step, SplitParams]:
+        """The programs of a step, and the parameters that they take."""
+        program = self._steps[step.bucket, step.adapted]
+        if not step.adapted:
+            return program, self._params
+        assert self._adapters is not None
+        return program, self._adapters.params
+
     def _run_empty(self, bucket: Bucket) -> None:
         """Runs all programs of a bucket on padding alone, and waits for them."""
-        buffers, program = self._buffers[bucket], self._steps[bucket]
-        step = PendingStep([StepPlan(-1)])
+        for adapted in (False,) if self._adapters is None else (False, True):
+            self._run_padding(bucket, adapted)
+
+    def _run_padding(self, bucket: Bucket, adapted: bool) -> None:
+        buffers = self._buffers[bucket]
+        step = PendingStep([StepPlan(-1)], adapted=adapted)
         step.bucket = bucket
+        program, params = self._program(step)
         if bucket.guesses:
             step.verify = VerifyRows.of(step.plans[0], self._slots)
         self._fill_step(step)
@@ -192,7 +222,7 @@ class Runner:
         step.wait()
         if program.repeat is not None:
             uploads = buffers.uploads(_NO_ENTRIES, self._slots.spare)
-            self._state, step.output = program.several(self._params, self._state, *uploads)
+            self._state, step.output = program.several(params, self._state, *uploads)
             step.wait()
 
     def take_failures(self) -> list[tuple[Sequence, JaxserveError]]:
@@ -268,21 +298,25 @@ class Runner:
         """
         self._last_bucket = step.bucket
         uploads = self._buffers[step.bucket].uploads(entries, self._slots.spare)
-        program = self._steps[step.bucket]
-        self._state, step.layers = program.layers(self._params, self._state, *uploads)
+        program, params = self._program(step)
+        self._state, step.layers = program.layers(params, self._state, *uploads)
 
     def _prompt_logprobs(
-        self, program: Step, hidden: jax.Array, spans: list[PromptSpan]
+        self, step: PendingStep, hidden: jax.Array
     ) -> dict[int, Logprobs[jax.Array]]:
-        """The logprobs of the rows of the hidden states [T, E] that spans lie in, by piece."""
-        pieces: dict[int, np.ndarray] = {}
-        for span in spans:
+        """The logprobs of the rows of the hidden states [T, E] that the step's spans lie in, by
+        piece."""
+        none = np.array([[0], [self._slots.no_adapter]], np.int32)
+        pieces: dict[int, np.ndarray] = {}  # [2, PIECE]: tokens, and adapter slots
+        for span in step.prompt_spans:
+            adapter = self._slots.adapters[span.sequence.slot]
             for row, token in enumerate(span.token_ids, span.first):
-                piece = pieces.setdefault(row // PIECE, np.zeros(PIECE, np.int32))
-                piece[row % PIECE] = token
+                piece = pieces.setdefault(row // PIECE, np.repeat(none, PIECE, 1))
+                piece[:, row % PIECE] = token, adapter
+        program, params = self._program(step)
         return {
-            n: program.prompt_logprobs(self._params, hidden, n * PIECE, targets)
-            for n, targets in pieces.items()
+            n: program.prompt_logprobs(params, hidden, n * PIECE, *piece)
+            for n, piece in pieces.items()
         }
 
 

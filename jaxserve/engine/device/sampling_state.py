@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.engine.device.adapters.slot_writer import HostAdapter
 from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.sampling.grammar import StepBudget
 from jaxserve.sampling.logit_processors import SamplingTables, bias_row, counts_row
@@ -32,12 +33,14 @@ class SamplingRequest:
         masks: rules for its token masks; None if any token may always be drawn.
         pool: the request is for the prompt's embedding, not for text.
         prediction: tokens that the output may repeat.
+        adapter: the request's, in host memory.
     """
 
     params: SamplingParams
     masks: MaskRules | None = None
     pool: bool = False
     prediction: tuple[int, ...] = ()
+    adapter: HostAdapter | None = None
 
 
 def settled_until(request: Request) -> int:

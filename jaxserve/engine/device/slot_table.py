@@ -24,9 +24,13 @@ class SlotTable:
     draws: [N+1, DRAW_COLUMNS] int32, what the sampler takes of a row that decodes, but for the
         output position.
     sequences: the last occupant of each slot.
+    no_adapter: what `adapters` has for a sequence without one.
+
+    Args:
+        adapter_slots: adapters on the device at once.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, adapter_slots: int = 0) -> None:
         count = max_num_seqs + 1
         self.spare = max_num_seqs
         self.num_computed = np.zeros(count, np.int32)
@@ -37,6 +41,8 @@ class SlotTable:
         self._rows.slots[:] = np.arange(count)
         self._rows.keep[: self.spare] = 1
         self._rows.ints[:], self._rows.floats[:] = GREEDY_INTS, GREEDY_FLOATS
+        self.no_adapter = adapter_slots
+        self._rows.adapters[:] = adapter_slots
         self.sequences: list[Sequence | None] = [None] * count
 
     def occupy(self, start: SlotStart) -> None:
@@ -49,7 +55,15 @@ class SlotTable:
         self._rows.ints[slot], self._rows.floats[slot] = pack(
             request.params, sequence.index, request.masks is not None
         )
+        adapter = start.adapter_slot
+        self._rows.adapters[slot] = self.no_adapter if adapter is None else adapter
         self.sequences[slot] = sequence
+
+    @property
+    def adapters(self) -> np.ndarray:
+        """[N+1] int32, the adapter slot of each slot's sequence."""
+        adapters: np.ndarray = self._rows.adapters
+        return adapters
 
     def output_positions(self, slots: np.ndarray) -> np.ndarray:
         """The output position that the last dispatched step draws for each of these slots;

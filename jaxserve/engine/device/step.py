@@ -127,7 +127,7 @@ class Step:
     ) -> tuple[StepState, StepOutput]:
         """Draws the tokens, after layers(); also returns the next state."""
         last_tokens, tables, output = self.draw(
-            params.outer, state.last_tokens, state.tables, layers.drawn, layers.draws
+            params.head, state.last_tokens, state.tables, layers.drawn, layers.draws
         )
         return state._replace(last_tokens=last_tokens, tables=tables), output
 
@@ -149,13 +149,22 @@ class Step:
         return ended
 
     def prompt_logprobs(
-        self, params: SplitParams, hidden: jax.Array, first: int, targets: np.ndarray
+        self,
+        params: SplitParams,
+        hidden: jax.Array,
+        first: int,
+        targets: np.ndarray,
+        adapters: np.ndarray,
     ) -> Logprobs[jax.Array]:
         """Logprobs of the tokens `targets` [PIECE], which follow the rows of the hidden states
-        [T, E] from `first` on."""
+        [T, E] from `first` on.
+
+        Args:
+            adapters: [PIECE] int32, the adapter slots of these rows.
+        """
         assert self.take is not None
         piece = self.take(hidden, np.int32(first))
-        logprobs: Logprobs[jax.Array] = self.logprobs(params.outer, piece, targets)
+        logprobs: Logprobs[jax.Array] = self.logprobs(params.head, piece, targets, adapters)
         return logprobs
 
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.device.buckets import Bucket
+from jaxserve.models.weights import AdapterRows
 from jaxserve.sampling.guesses import guess_columns
 from jaxserve.sampling.row_settings import NUM_FLOATS, NUM_INTS
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
-_OWN_COLUMNS = 3
+_OWN_COLUMNS = 4
 ENTRIES = 256  # new entries of block tables that one buffer holds
 DRAW_COLUMNS = _OWN_COLUMNS + NUM_INTS + NUM_FLOATS
 
@@ -60,6 +61,7 @@ class StepBatch(NamedTuple):
         query_starts: [S+1], first token of each row.
         context_lens: [S], tokens of each row's sequence up to and with this step.
         block_tables: [G, S, W], one a cache group; 0 behind the context.
+        adapters: of the tokens; None in programs without adapters.
     """
 
     positions: jax.Array
@@ -67,6 +69,27 @@ class StepBatch(NamedTuple):
     query_starts: jax.Array
     context_lens: jax.Array
     block_tables: jax.Array
+    adapters: AdapterRows | None = None
+
+
+def token_rows(ints: StepInts[jax.Array]) -> jax.Array:
+    """The row of each token [T]."""
+    token = jnp.arange(ints.tokens.shape[0])
+    if ints.tokens.shape == ints.slots.shape:
+        return token  # a pure decode
+    row = jnp.searchsorted(ints.query_starts[1:], token, side="right", method="compare_all")
+    return jnp.minimum(row, ints.slots.shape[0] - 1)
+
+
+def token_adapters(ints: StepInts[jax.Array], slots: int) -> AdapterRows:
+    """The adapter slots of a step's tokens.
+
+    Args:
+        slots: how many there are; this number means none.
+    """
+    own = DrawRows.split(ints.draws).adapters[token_rows(ints)]
+    used = jnp.arange(ints.tokens.shape[0]) < ints.query_starts[-1]
+    return AdapterRows.of(jnp.where(used, own, slots))
 
 
 def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> StepBatch:
@@ -74,11 +97,7 @@ def place(ints: StepInts[jax.Array], tables: jax.Array, block_size: int) -> Step
     [G, N+1, W]."""
     starts, lens = ints.query_starts, ints.context_lens
     token, width = jnp.arange(ints.tokens.shape[0]), tables.shape[2]
-    if ints.tokens.shape == ints.slots.shape:
-        row = token  # a pure decode
-    else:
-        row = jnp.searchsorted(starts[1:], token, side="right", method="compare_all")
-        row = jnp.minimum(row, lens.shape[0] - 1)
+    row = token_rows(ints)
     used = token < starts[-1]
     positions = jnp.where(used, lens[row] - starts[row + 1] + token, 0)
     blocks = tables[:, ints.slots[row], positions // block_size]
@@ -123,6 +142,7 @@ class DrawRows(NamedTuple, Generic[Array]):
         slots: [R], row of the persistent device state; padding rows have the spare last one.
         keep: [R], 1 where the row's sampled token becomes its slot's last token.
         output_positions: [R], index of the output token that the row samples.
+        adapters: [R], adapter slot of the row; the number of slots is none.
         ints, floats: [R, NUM_INTS] and [R, NUM_FLOATS], see sampling.row_settings; floats as bits.
         guesses: [R, guess_columns(k)], see sampling.guesses.GuessRows; no columns in a step that
             verifies none.
@@ -131,6 +151,7 @@ class DrawRows(NamedTuple, Generic[Array]):
     slots: Array
     keep: Array
     output_positions: Array
+    adapters: Array
     ints: Array
     floats: Array
     guesses: Array
@@ -143,6 +164,7 @@ class DrawRows(NamedTuple, Generic[Array]):
             buffer[:, 0],
             buffer[:, 1],
             buffer[:, 2],
+            buffer[:, 3],
             buffer[:, _OWN_COLUMNS:ints_end],
             buffer[:, ints_end:DRAW_COLUMNS],
             buffer[:, DRAW_COLUMNS:],

@@ -69,6 +69,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Completes one prompt. Each output has all text so far; the last one is `finished`.
         Closing the iterator early aborts the request.
@@ -77,6 +78,7 @@ class AsyncLLM:
             prompt: text, token ids, or a mapping with one of them, as of LLM.generate().
             request_id: for logs, and of the outputs; None counts from "0" on.
             priority, cache_salt: as of EngineClient.stream().
+            lora: the name of an adapter of the settings; None is the base model.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first output.
@@ -89,7 +91,7 @@ class AsyncLLM:
         text = given if isinstance(given, str) else None
         collector = Collector(engine.tokenizer, 0, text, ids, params)
         batches = engine.stream(
-            [ids], params, request_id=name, priority=priority, cache_salt=cache_salt
+            [ids], params, request_id=name, priority=priority, cache_salt=cache_salt, adapter=lora
         )
         async with aclosing(batches):
             async for batch in batches:

@@ -27,7 +27,6 @@ from jaxserve.engine.frontend.request_validation import Prompt, RequestValidator
 from jaxserve.engine.frontend.sampling_defaults import sampling_defaults
 from jaxserve.errors import (
     EngineDeadError,
-    EngineError,
     InvalidRequestError,
     JaxserveError,
     ShuttingDownError,
@@ -55,6 +54,7 @@ class EngineClient:
     ready: what the engine reported when it was ready.
     stats: the engine's last figures.
     observers: called when something happens to a request.
+    adapters: those that requests may name, by name.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class EngineClient:
         self.ready, self.stats = ready, ready.stats
         self.exit_status: int | None = None
         self.observers: list[RequestObserver] = []
+        self.adapters = {info.name: info for info in ready.adapters}
         self._watcher: Callable[[protocol.Snapshot], None] | None = None
         self._connection = connection
         self._streams: dict[str, RequestStream] = {}
@@ -244,6 +245,7 @@ class EngineClient:
         pool: bool = False,
         default_max_tokens: int | None = None,
         echoes_prompt: bool = False,
+        adapter: str | None = None,
     ) -> AsyncGenerator[list[CompletionDelta], None]:
         """Streams several prompts to one reader: each time all deltas since the last time.
 
@@ -261,6 +263,7 @@ class EngineClient:
                 so many; None is what the context leaves.
             echoes_prompt: Tokenizer.decode_echo() is shown before the text; an unfinished character
                 at the prompt's end then comes with the text.
+            adapter: the name of an adapter; None is the base model.
 
         Raises:
             InvalidRequestError, OverloadedError, EngineDeadError: before the first delta.
@@ -291,7 +294,9 @@ class EngineClient:
                     self.observers,
                 )
                 self._connection.send(
-                    self._validator.submission(own_id, ids, own, priority, cache_salt, pool)
+                    self._validator.submission(
+                        own_id, ids, own, priority, cache_salt, pool, adapter
+                    )
                 )
             while queue.has_more:
                 yield await queue.take()
@@ -315,20 +320,53 @@ class EngineClient:
             EngineError: it failed.
             EngineDeadError: the engine process has ended.
         """
+        client = self._connection.number
+        result = await self._call(
+            lambda call_id: protocol.RunAdminCommand(call_id, command, argument, client)
+        )
+        return result.done
+
+    async def load_adapter(self, name: str, folder: str, replace: bool = False) -> None:
+        """Has the engine read an adapter, which requests may name afterwards.
+
+        Args:
+            folder: on the engine's machine.
+            replace: in place of the adapter that has the name, if there is one.
+
+        Raises:
+            ModelError: it can't be read, or isn't one of this model's.
+            InvalidRequestError: the name is taken, or the engine takes no adapters.
+            EngineError, EngineDeadError: as run_admin_command().
+        """
+        client = self._connection.number
+        await self._call(
+            lambda call_id: protocol.LoadAdapter(call_id, name, folder, replace, client)
+        )
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes an adapter's name away; requests that have it go on.
+
+        Raises:
+            InvalidRequestError: there is no such adapter.
+            EngineDeadError: as run_admin_command().
+        """
+        client = self._connection.number
+        await self._call(lambda call_id: protocol.UnloadAdapter(call_id, name, client))
+
+    async def _call(self, message: Callable[[int], protocol.ToEngine]) -> protocol.AdminResult:
+        """Sends a command, made from the number of the call, and waits for its result."""
         self._check_alive()
         self._expect_messages()
         call_id = next(self._calls)
         self._admin_calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._connection.send(
-                protocol.RunAdminCommand(call_id, command, argument, self._connection.number)
-            )
+            self._connection.send(message(call_id))
             result = await self._admin_calls[call_id]
         finally:
             del self._admin_calls[call_id]
         if result.error is not None:
-            raise EngineError(result.error)
-        return result.done
+            raise protocol.exception(result.error, result.error_kind)
+        return result
 
     def watch(self, watcher: Callable[[protocol.Snapshot], None] | None) -> None:
         """Has `watcher` called with snapshots of the engine, in place of the one before; None ends
@@ -392,6 +430,9 @@ class EngineClient:
             waiting = self._admin_calls.get(message.call_id)
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
+            return []
+        if isinstance(message, protocol.Adapters):
+            self.adapters = {info.name: info for info in message.adapters}
             return []
         if isinstance(message, protocol.Snapshot):
             if self._watcher is not None:

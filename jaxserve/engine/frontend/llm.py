@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,12 +29,13 @@ from jaxserve.engine.frontend.prompts import (
 )
 from jaxserve.engine.frontend.request_validation import RequestValidator
 from jaxserve.engine.frontend.sampling_defaults import sampling_defaults
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.outputs import RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.text.tokenizer import load_tokenizer
 
 Bar = Callable[..., Any]
+Lora = str | Sequence[str | None] | None
 
 
 class _Request(Collector):
@@ -42,11 +44,14 @@ class _Request(Collector):
     Args:
         choices: makes deltas of the core's outputs.
         ended_ids: gets the request's id when it has ended or failed.
+        adapter: its name; None is the base model.
     """
 
-    def __init__(self, choices: OutputProcessor, ended_ids: list[str], *args: Any) -> None:
+    def __init__(
+        self, choices: OutputProcessor, ended_ids: list[str], adapter: str | None, *args: Any
+    ) -> None:
         super().__init__(*args)
-        self.choices, self.ended_ids = choices, ended_ids
+        self.choices, self.ended_ids, self.adapter = choices, ended_ids, adapter
 
 
 class LLM:
@@ -95,6 +100,7 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Lora = None,
         use_tqdm: bool | Bar = True,
     ) -> list[RequestOutput]:
         """Completes prompts, one or many, in order. Each is text, token ids, or a mapping with one
@@ -102,14 +108,18 @@ class LLM:
 
         Args:
             sampling_params: one for all, or one a prompt; None is default_sampling_params().
+            lora: the name or the folder of an adapter, one for all, or one a prompt, where None is
+                the base model. A folder is read at its first use; its files are not looked at
+                again (load_lora() does).
             use_tqdm: show a progress bar, or the class of the bar (as tqdm.auto.tqdm).
 
         Raises:
+            ModelError: an adapter can't be read.
             InvalidRequestError: a prompt or its params can't be served. No prompt was run, unless
                 the cause is a grammar that doesn't compile.
             EngineError: the engine failed a request; the others are aborted.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params, lora)
         return sorted(self._finished(requests, use_tqdm), key=lambda output: output.index)
 
     def generate_each(
@@ -117,17 +127,19 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Lora = None,
         use_tqdm: bool | Bar = False,
     ) -> Iterator[RequestOutput]:
         """As generate(), but gives each request when it has finished; `index` is its prompt's
         place. Closing the iterator early aborts the rest."""
-        return self._finished(self._requests(prompts, sampling_params), use_tqdm)
+        return self._finished(self._requests(prompts, sampling_params, lora), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Lora = None,
         use_tqdm: bool | Bar = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template: Any,
@@ -136,6 +148,7 @@ class LLM:
         is text, or parts of {"type": "text", "text": ...}.
 
         Args:
+            lora: as of generate().
             chat_template_kwargs, template: arguments of the chat template.
 
         Raises:
@@ -147,23 +160,67 @@ class LLM:
         )
         arguments = {**(chat_template_kwargs or {}), **template}
         ids = [chat_prompt(self.tokenizer, m, arguments) for m in conversations]
-        return self.generate(ids, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(ids, sampling_params, lora=lora, use_tqdm=use_tqdm)
 
-    def embed(self, prompts: PromptInput | Sequence[PromptInput]) -> np.ndarray:
+    def embed(
+        self, prompts: PromptInput | Sequence[PromptInput], *, lora: Lora = None
+    ) -> np.ndarray:
         """Embeddings [N, E] float32 of prompts, each the last hidden state of its last token, of
-        length 1. Errors as generate()'s."""
+        length 1. `lora` and errors are as generate()'s."""
         params = SamplingParams(temperature=0, max_tokens=1)
-        requests = self._requests(prompts, params, generates=False)
+        requests = self._requests(prompts, params, lora, generates=False)
         for _ in self._finished(requests, False, pool=True):
             pass
         vectors = [request.embedding for request in requests.values()]
         size = self.core.ready.embedding_size
         return np.frombuffer(b"".join(filter(None, vectors)), np.float32).reshape(-1, size)
 
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """Names of the adapters."""
+        store = self.core.adapters
+        return () if store is None else tuple(info.name for info in store.infos)
+
+    def load_lora(self, name: str, folder: str) -> None:
+        """Reads an adapter in PEFT's format, in place of the one that had the name.
+
+        Raises:
+            ModelError: it can't be read, or isn't one of this model's.
+            ConfigError: the LLM was made without max_loras, lora or lora_folder.
+        """
+        if self.core.adapters is None:
+            raise ConfigError("adapters need LLM(max_loras=...) or LLM(lora=...)")
+        path = Path(folder)
+        self.core.adapters.add(name, path, self.core.adapters.read(path).result())
+
+    def unload_lora(self, name: str) -> None:
+        """Takes an adapter's name away.
+
+        Raises:
+            InvalidRequestError: there is no such name.
+        """
+        if self.core.adapters is None:
+            raise InvalidRequestError(f"there is no adapter {name!r}", "lora")
+        self.core.adapters.remove(name)
+
+    def _adapters(self, lora: Lora, count: int) -> list[str | None]:
+        """The names of the adapters of so many prompts."""
+        names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != count:
+            raise InvalidRequestError(
+                f"{count} prompts came with {len(names)} adapters: give one, or one a prompt",
+                "lora",
+            )
+        for name in dict.fromkeys(names):
+            if name is not None and name not in self.loras and Path(name).is_dir():
+                self.load_lora(name, name)
+        return names
+
     def _requests(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        lora: Lora,
         generates: bool = True,
     ) -> dict[str, _Request]:
         """The requests of one call by their ids, all of them validated."""
@@ -176,12 +233,13 @@ class LLM:
             )
         requests: dict[str, _Request] = {}
         ended_ids: list[str] = []
+        adapters = self._adapters(lora, len(given))
         for index, (prompt, own) in enumerate(zip(given, params, strict=True)):
             ids = self._validator.prompt_ids(prompt, own, generates=generates)
             choices = OutputProcessor(self.tokenizer, own, ids)
             text = prompt if isinstance(prompt, str) else None
             requests[str(next(self._ids))] = _Request(
-                choices, ended_ids, self.tokenizer, index, text, ids, own
+                choices, ended_ids, adapters[index], self.tokenizer, index, text, ids, own
             )
         return requests
 
@@ -211,7 +269,11 @@ class LLM:
     def _submit(self, requests: dict[str, _Request], pool: bool) -> None:
         for request_id, request in requests.items():
             message = self._validator.submission(
-                request_id, list(request.prompt_ids), request.params, pool=pool
+                request_id,
+                list(request.prompt_ids),
+                request.params,
+                pool=pool,
+                adapter=request.adapter,
             )
             self._running[request_id] = request
             if (refused := self.core.submit(message)) is not None:

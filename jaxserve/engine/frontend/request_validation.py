@@ -129,6 +129,7 @@ class RequestValidator:
         priority: int = 0,
         cache_salt: str | None = None,
         pool: bool = False,
+        adapter: str | None = None,
     ) -> Submit:
         """The message to the engine for a prompt that prompt_ids() has validated."""
         # With a grammar EOS must end the output: once it is complete, no other token is allowed.
@@ -149,7 +150,16 @@ class RequestValidator:
             text = params.prediction[:most]
             prediction = self.tokenizer.encode(text, add_special_tokens=False)
         return Submit(
-            request_id, ids, filled, stop, bad_words, priority, cache_salt, pool, prediction
+            request_id,
+            ids,
+            filled,
+            stop,
+            bad_words,
+            priority,
+            cache_salt,
+            pool,
+            prediction,
+            adapter,
         )
 
     def _spellings(self, word: str) -> list[list[int]]:

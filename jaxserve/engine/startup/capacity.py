@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from checkpoints import open_outline
 from jaxserve.config import GIB, EngineConfig, Quantization
 from jaxserve.engine.device.buckets import BucketTable
+from jaxserve.engine.startup.adapter_loading import adapter_layout
 from jaxserve.engine.startup.device_info import GPUS, DeviceInfo
 from jaxserve.engine.startup.engine_limits import EngineLimits
 from jaxserve.engine.startup.stored_forms import planned_model
@@ -32,9 +33,17 @@ def plan(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
     device = DeviceInfo.named(gpu, config.gpu_memory_utilization)
     dtype = jnp.dtype(device.dtype(config))
     model = planned_model(config, open_outline(path, config.quantization), device)
-    limits = EngineLimits.resolve(config, model, dtype, device)
+    adapters = adapter_layout(config, model, dtype, device.on_cpu)
+    adapter_bytes = 0 if adapters is None else adapters.nbytes
+    limits = EngineLimits.resolve(config, model, dtype, device, adapter_bytes=adapter_bytes)
     yield f"model        {model.config.architecture}, {dtype.name}"
     yield f"weights      {model.nbytes / GIB:.2f} GiB{', quantised' if model.forms else ''}"
+    if adapters is not None:
+        each = adapter_bytes / adapters.slots / GIB
+        yield (
+            f"adapters     {adapter_bytes / GIB:.2f} GiB: {adapters.slots} slots of rank "
+            f"{config.max_lora_rank}; in host memory {each:.3f} GiB an adapter"
+        )
     yield f"KV cache     {describe_cache(limits)}"
     table = BucketTable.build(
         limits.max_num_seqs, limits.max_num_batched_tokens, limits.num_guesses
@@ -75,8 +84,10 @@ def suggest(config: EngineConfig, path: Path, gpu: str | None) -> Iterator[str]:
             model = planned_model(config, chosen, device)
             form = kind or ("as stored" if model.forms else dtype.name)
             line = f"{name:<12} {form:<10} weights {model.nbytes / GIB:7.2f} GiB: "
+            adapters = adapter_layout(config, model, dtype, device.on_cpu)
+            taken = 0 if adapters is None else adapters.nbytes
             try:
-                limits = EngineLimits.resolve(config, model, dtype, device)
+                limits = EngineLimits.resolve(config, model, dtype, device, adapter_bytes=taken)
             except ConfigError:
                 yield line + "doesn't fit"
                 continue

@@ -54,11 +54,13 @@ class EngineLimits:
         dtype: jnp.dtype,
         device: DeviceInfo,
         step_bytes: int | None = None,
+        adapter_bytes: int = 0,
     ) -> EngineLimits:
         """Decides the limits for a model on a device.
 
         Args:
             step_bytes: what the largest step allocates on a GPU; None: an estimate.
+            adapter_bytes: what the adapter slots take.
 
         Raises:
             ConfigError: the KV memory holds no block, or max_model_len exceeds the model's.
@@ -80,7 +82,7 @@ class EngineLimits:
             tables = step_memory.table_bytes(
                 rows, model.config.vocab_size, guess_masks(rows, config.speculation is not None)
             )
-            memory = _spare_bytes(device, model.nbytes, tables + step_bytes)
+            memory = _spare_bytes(device, model.nbytes + adapter_bytes, tables + step_bytes)
         kv_dtype = jnp.dtype(KV_TYPES.get(config.kv_cache_dtype, dtype))
         per_block = bytes_per_block(layout.buffers, config.block_size, kv_dtype)
         num_blocks = memory // per_block

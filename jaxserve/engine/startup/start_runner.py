@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from jaxserve.config import EngineConfig, cache_dir
+from jaxserve.engine.device.adapters.adapter_layout import AdapterLayout
+from jaxserve.engine.device.adapters.slot_writer import SlotWriter
 from jaxserve.engine.device.buckets import BucketTable, guess_masks
 from jaxserve.engine.device.compilation import checked_files
 from jaxserve.engine.device.compilation.compilation_cache import use_compilation_cache
@@ -27,6 +29,7 @@ from jaxserve.engine.device.slot_table import SlotTable
 from jaxserve.engine.device.step import StepState
 from jaxserve.engine.device.step_programs import StepPrograms
 from jaxserve.engine.startup import step_memory
+from jaxserve.engine.startup.adapter_loading import AdapterLoader, adapter_layout
 from jaxserve.engine.startup.cpu_threads import limit_xla_threads, use_threads
 from jaxserve.engine.startup.device_choice import choose_device
 from jaxserve.engine.startup.device_info import DeviceInfo, check_jax_settings, prepare_gpu
@@ -46,6 +49,7 @@ class StartedRunner:
     Args:
         vocab: tokens that may be drawn.
         most_guess_tokens: see BucketTable.
+        adapters: reads adapters; None without slots for them.
         load_s, ready_s: seconds until the parameters were loaded, and until all was ready.
     """
 
@@ -54,6 +58,7 @@ class StartedRunner:
     model: ModelConfig
     vocab: int
     most_guess_tokens: int
+    adapters: AdapterLoader | None
     load_s: float
     ready_s: float
 
@@ -91,7 +96,9 @@ def start_runner(
         "weights: %d MB on disk, %d MB in memory", checkpoint.nbytes // 10**6, model.nbytes // 10**6
     )
     vocab = min(model.config.vocab_size, num_ids)
-    limits = EngineLimits.resolve(config, model, dtype, device)
+    adapters = adapter_layout(config, model, dtype, device.on_cpu)
+    taken = 0 if adapters is None else adapters.nbytes
+    limits = EngineLimits.resolve(config, model, dtype, device, adapter_bytes=taken)
     table = BucketTable.build(
         limits.max_num_seqs, limits.max_num_batched_tokens, limits.num_guesses
     )
@@ -99,8 +106,8 @@ def start_runner(
         small = replace(limits, num_blocks=len(limits.layout.groups) + 1)
         probe, state = step_programs(small, model, device, vocab), state_maker(small, vocab)
         measured = step_memory.measure(probe, table.mixed[-1], state)
-        limits = EngineLimits.resolve(config, model, dtype, device, measured)
-    programs = step_programs(limits, model, device, vocab, config.decode_steps)
+        limits = EngineLimits.resolve(config, model, dtype, device, measured, taken)
+    programs = step_programs(limits, model, device, vocab, config.decode_steps, adapters)
     new_state = state_maker(limits, vocab)
     pool, stop_compiling = ThreadPoolExecutor(1), Event()
     state = jax.eval_shape(new_state)
@@ -115,18 +122,24 @@ def start_runner(
     finally:
         pool.shutdown(wait=False)  # the error of a damaged checkpoint doesn't wait for compiling
     steps, copy = compiling.result()
-    slots = SlotTable(limits.max_num_seqs)
-    runner = Runner(steps, copy, table, params, new_state, slots)
+    slots = SlotTable(limits.max_num_seqs, config.adapter_slots)
+    groups = programs.model.groups
+    writer = None if adapters is None else SlotWriter(adapters, groups, params)
+    runner = Runner(steps, copy, table, params, new_state, slots, writer)
     # A GPU loads programs and captures command buffers at first use; a CPU does neither.
     runner.warm_up((table.decode[0], table.mixed[0]) if device.on_cpu else table.all)
     checked_files.record(compilation_cache, since=began_wall)
     now = time.monotonic()
+    loader = None
+    if adapters is not None:
+        loader = AdapterLoader(config, checkpoint, model, adapters, groups)
     return StartedRunner(
         runner,
         limits,
         model.config,
         vocab,
         table.most_guess_tokens,
+        loader,
         loaded - began,
         now - began,
     )
@@ -138,6 +151,7 @@ def step_programs(
     device: DeviceInfo,
     vocab: int,
     decode_steps: int = 1,
+    adapters: AdapterLayout | None = None,
 ) -> StepPrograms:
     """The programs that serve a model under these limits, not yet compiled."""
     layers = len(model.cache_specs)
@@ -151,7 +165,9 @@ def step_programs(
         if device.on_cpu
         else None
     )
-    return StepPrograms(split, limits.block_size, vocab, device.on_cpu, decode_steps, traced)
+    return StepPrograms(
+        split, limits.block_size, vocab, device.on_cpu, decode_steps, traced, adapters
+    )
 
 
 def state_maker(limits: EngineLimits, vocab: int) -> Callable[[], StepState]:

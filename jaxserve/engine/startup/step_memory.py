@@ -53,7 +53,7 @@ def measure(programs: StepPrograms, bucket: Bucket, new_state: Callable[[], Step
     """
     state = jax.eval_shape(new_state)
     steps, _ = programs.compile_all((bucket,), state, progress=False, stop=Event())
-    step = steps[bucket]
+    step = steps[bucket, False]
     return max(_declared_bytes(step), _called_bytes(step, programs, bucket, new_state))
 
 

@@ -9,16 +9,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.models.weights import gpu_products
+from jaxserve.models.weights.adapters import Adapted
 from jaxserve.models.weights.packed import Packed
 from jaxserve.models.weights.weight import Joined, Matrix, Stored, Weight, widened
 
 
-def linear(x: jax.Array, weight: Matrix | Packed, dtype: jnp.dtype | None = None) -> jax.Array:
+def linear(
+    x: jax.Array, weight: Matrix | Packed | Adapted, dtype: jnp.dtype | None = None
+) -> jax.Array:
     """The product of x [T, *I] with a matrix [*O, *I]: [T, *O], of this type or x's.
 
     On a CPU sums are float32, and a row's bits don't depend on the number of rows. A stored matrix
     gives the bits that it gives widened, a packed one those that it gives unpacked.
     """
+    if isinstance(weight, Adapted):
+        return weight.stack.add(linear(x, weight.base, dtype), x, weight.rows)
     rows = x.reshape(len(x), -1)
     if isinstance(weight, Packed):
         return weight.product(rows).astype(dtype or x.dtype)
@@ -52,8 +57,10 @@ def _dense(
     return product.astype(dtype or x.dtype)
 
 
-def take(table: Matrix | Packed, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def take(table: Matrix | Packed | Adapted, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rows [T, I] of a table [V, I]."""
+    if isinstance(table, Adapted):
+        return table.stack.add(take(table.base, ids, dtype), table.taken(ids), table.rows)
     if isinstance(table, Packed):
         return table.rows(ids).astype(dtype)
     if isinstance(table, Weight):
@@ -63,12 +70,15 @@ def take(table: Matrix | Packed, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return table[ids]
 
 
-def expert_linear(x: jax.Array, weight: Matrix | Packed, expert: jax.Array) -> jax.Array:
+def expert_linear(x: jax.Array, weight: Matrix | Packed | Adapted, expert: jax.Array) -> jax.Array:
     """The product of x [R, I] with one expert's matrix: [R, O].
 
     Args:
         weight: [X, I, *O] of floats, or stored or packed as [X, *O, I].
     """
+    if isinstance(weight, Adapted):
+        product = expert_linear(x, weight.base, expert)
+        return weight.stack.add(product, x, weight.of_experts(expert))
     if isinstance(weight, Packed):
         return weight.product(x, expert).astype(x.dtype).reshape(len(x), -1)
     if isinstance(weight, Stored):
@@ -77,7 +87,9 @@ def expert_linear(x: jax.Array, weight: Matrix | Packed, expert: jax.Array) -> j
     return x @ kernel.reshape(len(kernel), -1)
 
 
-def experts_linear(x: jax.Array, weight: Matrix, sizes: jax.Array, own: jax.Array) -> jax.Array:
+def experts_linear(
+    x: jax.Array, weight: Matrix | Adapted, sizes: jax.Array, own: jax.Array
+) -> jax.Array:
     """The products of rows x [R, I] with the matrices of their experts: [R, O].
 
     Args:
@@ -85,6 +97,9 @@ def experts_linear(x: jax.Array, weight: Matrix, sizes: jax.Array, own: jax.Arra
         sizes: [X] rows of each expert, in order.
         own: [R] each row's expert.
     """
+    if isinstance(weight, Adapted):
+        plain = experts_linear(x, weight.base, sizes, own)
+        return weight.stack.add(plain, x, weight.of_experts(own))
     if isinstance(weight, Joined):
         outputs = [(part.outputs[1:], experts_linear(x, part, sizes, own)) for part in weight.parts]
         parts = [product.reshape(len(x), *shape) for shape, product in outputs]

@@ -44,7 +44,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     outputs = await generation.gather(chat.batches, chat.params.n, count)
     choices = list(map(writer.choice, outputs))
     response = ChatCompletion(
-        **context.response_header("chatcmpl"),
+        **context.response_header("chatcmpl", chat.body.model),
         object="chat.completion",
         choices=choices,
         usage=await writer.whole_usage(),
@@ -100,7 +100,9 @@ class _ChoiceWriter:
         self._is_plain = prompt.answer_format.is_plain and not more_than_text
         self._usage = generation.chunk_usage(body, count)
         self._chunk = partial(
-            ChatChunk, **context.response_header("chatcmpl"), object="chat.completion.chunk"
+            ChatChunk,
+            **context.response_header("chatcmpl", body.model),
+            object="chat.completion.chunk",
         )
         self._parsers: dict[int, AnswerParser] = {}
         self._text_events: dict[int, TextEvent] = {}

@@ -51,6 +51,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         **body.scheduling(),
         echoes_prompt=echoes,
         default_max_tokens=context.default_max_tokens(DEFAULT_MAX_TOKENS),
+        adapter=context.adapter(body.model),
     )
     if body.only_echo:
         batches = _without_output(batches)
@@ -65,7 +66,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     if params.n > body.returned_choices:
         outputs = generation.best_choices(outputs, params.n, body.returned_choices)
     response = Completion(
-        **context.response_header("cmpl"),
+        **context.response_header("cmpl", body.model),
         object="text_completion",
         choices=list(map(writer.choice, outputs)),
         usage=count.usage(),
@@ -264,7 +265,7 @@ class _EventWriter:
         self._writer, self._count = writer, count
         self._usage = generation.chunk_usage(body, count)
         self._chunk = partial(
-            Completion, **context.response_header("cmpl"), object="text_completion"
+            Completion, **context.response_header("cmpl", body.model), object="text_completion"
         )
         ids_or_counts = body.return_token_ids or body.continuous_usage
         self._more_than_text = bool(body.echo or ids_or_counts or body.logprobs is not None)

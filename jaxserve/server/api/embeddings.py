@@ -85,7 +85,7 @@ async def create_embeddings(request: web.Request) -> web.Response:
     return json_response(
         Embeddings(
             data=[Embedding(i, write(vector)) for i, vector in enumerate(vectors)],
-            model=context.model_names[0],
+            model=context.reported_model(body.model),
             usage=EmbeddingUsage(tokens, tokens),
         )
     )
@@ -123,6 +123,7 @@ async def _embed(
             priority=body.priority or 0,
             cache_salt=record.cache_salt(body.cache_salt),
             pool=True,
+            adapter=context.adapter(body.model),
         )
         async with aclosing(batches):
             async for batch in batches:

@@ -10,12 +10,18 @@ from jaxserve.server.context import SERVER_CONTEXT, ServerContext
 
 
 class Model(msgspec.Struct, kw_only=True):
+    """Args:
+    root: what the model, or the adapter, was loaded from.
+    parent: of an adapter the model that it changes.
+    """
+
     id: str
     created: int
     max_model_len: int
     root: str
     object: str = "model"
     owned_by: str = "jaxserve"
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -25,7 +31,8 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 async def list_models(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
-    return json_response(ModelList(data=[_model(context, name) for name in context.model_names]))
+    names = [*context.model_names, *context.client.adapters]
+    return json_response(ModelList(data=[_model(context, name) for name in dict.fromkeys(names)]))
 
 
 async def show_model(request: web.Request) -> web.Response:
@@ -36,10 +43,11 @@ async def show_model(request: web.Request) -> web.Response:
 
 
 def _model(context: ServerContext, name: str) -> Model:
-    client = context.client
+    client, adapter = context.client, context.adapter(name)
     return Model(
         id=name,
         created=context.created,
         max_model_len=client.max_model_len,
-        root=client.model_name,
+        root=client.model_name if adapter is None else client.adapters[name].path,
+        parent=None if adapter is None else context.model_names[0],
     )

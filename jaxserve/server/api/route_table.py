@@ -11,6 +11,7 @@ from jaxserve.server.api import (
     embeddings,
     engine_events,
     health,
+    lora,
     messages,
     models,
     responses,
@@ -135,6 +136,18 @@ ADMIN_OPERATIONS = (
         *("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
         "Empties the prefix cache.",
         admin.AdminResponse,
+    ),
+    Operation(
+        *("POST", "/v1/load_lora_adapter", lora.load_lora_adapter),
+        "Loads an adapter under a name.",
+        lora.LoraAdapterResponse,
+        lora.LoadLoraAdapterRequest,
+    ),
+    Operation(
+        *("POST", "/v1/unload_lora_adapter", lora.unload_lora_adapter),
+        "Takes an adapter's name away.",
+        lora.LoraAdapterResponse,
+        lora.UnloadLoraAdapterRequest,
     ),
     Operation(
         *("POST", "/start_profile", admin.start_profile),

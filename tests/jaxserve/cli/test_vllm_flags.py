@@ -30,6 +30,7 @@ VALUES = {
     "--ssl-ca-certs": "a --ssl-certfile c",
     "--config": "/dev/null",
     "--allow-credentials": "",
+    "--lora": "name=folder",
     "--enable-prefix-caching": "",
 }
 

@@ -29,7 +29,9 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     chat = await start_chat(request, MessagesRequest, MESSAGES_UNSUPPORTED, render)
     context, count = chat.context, chat.count
     message = Message(
-        id=new_id("msg_"), model=context.model_names[0], usage=message_usage(chat.count)
+        id=new_id("msg_"),
+        model=context.reported_model(chat.body.model),
+        usage=message_usage(chat.count),
     )
     builder = MessageBuilder(
         message,

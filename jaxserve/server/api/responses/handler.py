@@ -107,7 +107,7 @@ def empty_response(
     return Response(
         id=new_id("resp_"),
         created_at=int(time.time()),
-        model=context.model_names[0],
+        model=context.reported_model(body.model),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         temperature=params.temperature,

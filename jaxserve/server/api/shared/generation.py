@@ -34,11 +34,13 @@ async def submit(
     cache_salt: str | None = None,
     echoes_prompt: bool = False,
     default_max_tokens: int | None = None,
+    adapter: str | None = None,
 ) -> DeltaBatches:
     """Starts generation for the HTTP request that this task serves, once it is iterated.
 
     Args:
         body: names the fields of errors.
+        adapter: its name; None is the base model.
         echoes_prompt, default_max_tokens: as of EngineClient.stream().
     """
     record = current_record()
@@ -50,6 +52,7 @@ async def submit(
         cache_salt=record.cache_salt(cache_salt),
         echoes_prompt=echoes_prompt,
         default_max_tokens=default_max_tokens,
+        adapter=adapter,
     )
     with body.naming_errors():
         async with aclosing(batches):

@@ -60,6 +60,12 @@ async def start_chat(
     params = prompt.params
     default = context.default_max_tokens(body.most_tokens)
     batches = generation.submit(
-        context, [prompt.ids], params, body, **body.scheduling(), default_max_tokens=default
+        context,
+        [prompt.ids],
+        params,
+        body,
+        **body.scheduling(),
+        default_max_tokens=default,
+        adapter=context.adapter(body.model),
     )
     return StartedChat(context, body, params, prompt, batches, TokenCount(len(prompt.ids)))

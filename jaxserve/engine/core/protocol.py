@@ -23,7 +23,7 @@ from jaxserve.outputs import FinishReason, TokenLogprobs
 from jaxserve.sampling.params import SamplingParams
 from scheduler import Changes, SchedulerStats
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 AdminCommand = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 

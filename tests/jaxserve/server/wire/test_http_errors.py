@@ -19,7 +19,7 @@ from jaxserve.server.wire import validation
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-NO_ENGINE = SimpleNamespace(sampling_defaults={})
+NO_ENGINE = SimpleNamespace(sampling_defaults={}, adapters={})
 
 
 @pytest.fixture

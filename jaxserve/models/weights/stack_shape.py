@@ -51,9 +51,9 @@ class StackShape:
     def shapes(self, slots: int) -> Stack:
         """Shapes and types of the arrays of so many slots."""
         groups, outputs = slots * self.experts, len(self.owner)
-        kind = jnp.float32 if self.on_cpu else self.dtype
+        kind = jnp.dtype(jnp.float32) if self.on_cpu else self.dtype
 
-        def of(*shape: int, dtype: jnp.dtype | type = kind) -> jax.ShapeDtypeStruct:
+        def of(*shape: int, dtype: jnp.dtype = kind) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype)
 
         table = of(slots, self.inputs, self.rank) if self.is_table else None
@@ -66,8 +66,8 @@ class StackShape:
         touched = self._touched()
         size = 0 if self.is_table else self.inputs * wide + TILE.columns
         up = of(groups, *touched.shape, self.rank, TILE.columns)
-        spans = of(groups, self.parts + 1, dtype=jnp.int32)
-        places = of(*touched.shape, dtype=jnp.int32)
+        spans = of(groups, self.parts + 1, dtype=jnp.dtype(jnp.int32))
+        places = of(*touched.shape, dtype=jnp.dtype(jnp.int32))
         assert outputs <= touched.shape[0] * TILE.columns
         return Stack(of(groups, size), up, spans, places, table, self.experts)
 

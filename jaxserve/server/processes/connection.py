@@ -72,18 +72,30 @@ class Connection(web.RequestHandler):
         """The client has closed its sending half, or has left: the same bytes on the wire.
 
         Returns:
-            Whether the connection stays open, for the response that is still to come.
+            Whether the connection stays open, until it is known whether a response is to come.
         """
-        if not self._awaits_response():
-            return False
-        self.close()  # after the response
-        self._probing = self._loop.create_task(self._probe())
+        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS connections can't be half-closed in asyncio
+        if self._awaits_response():
+            self._close_after_response()
+        else:
+            # Before Python 3.12 aiohttp begins to handle a request one turn of the event loop after
+            # it has taken it from its queue.
+            self._loop.call_soon(self._close_unless_begun)
         return True
+
+    def _close_unless_begun(self) -> None:
+        if self._awaits_response():
+            self._close_after_response()
+        elif self.transport is not None:
+            self.transport.close()
+
+    def _close_after_response(self) -> None:
+        self.close()
+        self._probing = self._loop.create_task(self._probe())
 
     def _awaits_response(self) -> bool:
         """Whether the client has sent a whole request to which no response was begun."""
-        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
-            return False  # TLS connections can't be half-closed in asyncio
         if self._messages:
             return all(payload.is_eof() for _, payload in self._messages)
         request = self._current_request

@@ -26,7 +26,8 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tuning
 from pallas_kernels.triton_cache import check_pool_size
-from pallas_kernels.triton_widen import widen_floats
+from pallas_kernels.triton_matmul import dot
+from pallas_kernels.triton_widen import E4M3_FACTOR, widen_floats
 from pallas_kernels.tuning import Blocks, Splits
 
 _Ref = Any  # Pallas has no public type for references
@@ -165,7 +166,7 @@ def _as_bits(pages: jax.Array, scale: jax.Array | float | None) -> tuple[jax.Arr
         jnp.asarray(1.0 if scale is None else scale, jnp.float32), (pages.shape[1],)
     )
     if pages.dtype == jnp.float8_e4m3fn:
-        factor *= 256  # see widen_floats
+        factor *= E4M3_FACTOR
     if pages.dtype.itemsize == 1:
         pages = lax.bitcast_convert_type(pages, jnp.int8)
     return pages, factor
@@ -310,7 +311,7 @@ def _attention_kernel(
         def step(i: jax.Array, carry: tuple[jax.Array, ...], masked: bool) -> tuple[jax.Array, ...]:
             maximum, total, values = carry
             k, v = keys.load(i, masked)
-            scores = _dot(q, k.T) * factor
+            scores = dot(q, k.T) * factor
             if static.softcap is not None:
                 scores = static.softcap * jnp.tanh(scores / static.softcap)
             scores *= _LOG2E
@@ -326,7 +327,7 @@ def _attention_kernel(
             return (
                 new_maximum,
                 total * decay + jnp.sum(weights, axis=1),
-                values * decay[:, None] + _dot(weights.astype(v.dtype), v),
+                values * decay[:, None] + dot(weights.astype(v.dtype), v),
             )
 
         # Steps start at multiples of their size, so that a sequence's sums do not depend on others.
@@ -450,9 +451,3 @@ def _merge_kernel(
         values = lax.fori_loop(0, pl.cdiv(splits, size), step, jnp.zeros(lane.shape, jnp.float32))
         where = out_ref.at[sequences_ref[sequence, _ROW], head, lane]
         plt.store(where, (values / total).astype(out_ref.dtype), mask=lane < head_dim)
-
-
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)

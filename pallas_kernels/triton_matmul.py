@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.triton_widen import widen_floats, widen_nibbles
+from pallas_kernels.triton_widen import E4M3_FACTOR, widen_floats, widen_nibbles
 
 _Ref = Any  # Pallas has no public type for references
 CodeKind = Literal["int8", "fp8", "int4", "e2m1"]
@@ -27,8 +27,6 @@ CodeKind = Literal["int8", "fp8", "int4", "e2m1"]
 _EXPERT, _FIRST, _COUNT = range(3)
 # One for each multiprocessor of an H100. More splits would write and read more partial sums.
 _PROGRAMS = 132
-# float8_e4m3fn numbers come out of widen_floats so much too small.
-_E4M3_FACTOR = 256.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ def _kernel(
                 for n in range(x_ref.shape[0])
             ]
             numbers = matrix.load(i, column, column_mask, x_ref.dtype)
-            dots = [_dot(a, b.T) for a, b in zip(parts, numbers, strict=True)]
+            dots = [dot(a, b.T) for a, b in zip(parts, numbers, strict=True)]
             product = functools.reduce(jnp.add, dots)
             if static.spread:
                 return total + product
@@ -270,7 +268,7 @@ class _Matrix:
             scale = lax.bitcast_convert_type(bits, jnp.float32)
         scale = scale.astype(jnp.float32)
         if self.static.kind == "fp8":
-            scale *= _E4M3_FACTOR
+            scale *= E4M3_FACTOR
         zero = None
         for ref in self.zeros_refs:
             zero = plt.load(ref.at[at], mask=mask, other=0).astype(jnp.float32)
@@ -283,6 +281,7 @@ class _Matrix:
         return wide.reshape(self.static.outputs, self.static.columns)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in a kernel, accumulated in float32; float32 operands are not rounded to TF32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)

@@ -28,13 +28,17 @@ E4M3_TO_FLOAT16 = (
 )
 
 
+# float8_e4m3fn numbers come out of widen_floats so many times too small.
+E4M3_FACTOR = 256.0
+
+
 def widen_floats(x: jax.Array, stored: jnp.dtype, dtype: jnp.dtype, interpret: bool) -> jax.Array:
     """Converts floats of 8 bits, which were loaded as int8 bits, to the compute type; others are
     only cast.
 
     For e5m2 this is exact. The exponent bias of e4m3 is smaller by 8 than float16's, so its numbers
-    come out 256 times too small, subnormals included, which the caller corrects. Its NaN comes out
-    as 480 / 256, so the writer must not store NaN.
+    come out E4M3_FACTOR times too small, subnormals included, which the caller corrects. Its NaN
+    comes out as 480 / 256, so the writer must not store NaN.
     """
     e4m3 = stored == jnp.float8_e4m3fn
     if x.dtype == jnp.int8 and interpret:

@@ -76,14 +76,20 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def add_a_stranger(file: Path) -> None:
-    file.with_name("stranger" + file.suffix).write_bytes(b"x")
+def add_an_unknown_file(file: Path) -> None:
+    file.with_name("unknown" + file.suffix).write_bytes(b"x")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "damage"),
-    [("nbi", empty), ("nbi", cut), ("nbc", cut), ("nbc", flip_a_byte), ("nbc", add_a_stranger)],
+    [
+        ("nbi", empty),
+        ("nbi", cut),
+        ("nbc", cut),
+        ("nbc", flip_a_byte),
+        ("nbc", add_an_unknown_file),
+    ],
 )
 def test_damaged_files_are_made_anew_and_replaced(
     folder: Path, damage: Callable[[Path], None], kind: str

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxserve.engine.core.protocol import Output
@@ -15,6 +14,7 @@ from jaxserve.engine.device.pending_step import PendingStep
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from tests.engine_steps import check_one_request_fails_of_nan, drain, submit, tokens_of
 
 pytestmark = pytest.mark.slow
 STEPS = 4
@@ -48,24 +48,9 @@ def several(tiny_llama: Path, llm: LLM, llm_settings: dict[str, Any]) -> Iterato
     several.core.close()
 
 
-def submit(llm: LLM, name: str, prompt: list[int], params: SamplingParams) -> None:
-    assert llm.core.submit(llm._validator.submission(name, prompt, params)) is None
-
-
 def most_tokens(outputs: list[Output]) -> int:
     """Tokens of the longest output."""
     return max((len(output.token_ids) for output in outputs), default=0)
-
-
-def drain(llm: LLM) -> list[Output]:
-    outputs = []
-    while llm.core.has_work:
-        outputs += llm.core.step()
-    return outputs
-
-
-def tokens_of(outputs: list[Output], name: str) -> list[int]:
-    return [t for output in outputs if output.request_id == name for t in output.token_ids]
 
 
 def assert_alike(one: CompletionOutput, other: CompletionOutput) -> None:
@@ -149,19 +134,7 @@ def test_logits_of_nan_in_a_later_step_fail_that_request_alone(
     several: LLM, prompts: list[list[int]], tiny_llama_golden: dict[str, Any]
 ) -> None:
     good, bad = (list(several.generate(p, GREEDY)[0].outputs[0].token_ids) for p in prompts[1:])
-    place = next(i for i in range(2, 24) if bad[i] not in {*bad[:i], *good, *prompts[2]})
-    outer = several.core._runner._params.outer
-    table = tiny_llama_golden["weight:model.embed_tokens.weight"].astype(np.float32)
-    leaf = next(i for i, array in enumerate(outer) if np.array_equal(array, table))
-    whole, outer[leaf] = outer[leaf], outer[leaf].at[bad[place]].set(np.nan)
-    submit(several, "good", prompts[1], GREEDY)
-    submit(several, "bad", prompts[2], GREEDY)
-    outputs = drain(several)
-    outer[leaf] = whole
-    assert tokens_of(outputs, "good") == good
-    assert tokens_of(outputs, "bad") == bad[: place + 1]
-    assert [o.request_id for o in outputs if o.error] == ["bad"]
-    assert several.core.stats.blocks_used == 0
+    check_one_request_fails_of_nan(several, tiny_llama_golden, GREEDY, prompts[1:], [good, bad])
 
 
 def test_a_dispatch_that_fails_ends_its_requests_alone(

@@ -23,6 +23,7 @@ from jaxserve.errors import EngineError, InvalidRequestError
 from jaxserve.sampling import grammar_trial
 from jaxserve.sampling.grammar import MAX_SOURCE, Grammar, GrammarCompiler, GrammarState
 from jaxserve.sampling.params import SamplingParams, StructuredOutputsParams
+from tests.engine_steps import drain, submit
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -50,17 +51,6 @@ class Broken:
         self._draw(step)
 
 
-def submit(llm: LLM, name: str, prompt: list[int]) -> None:
-    llm.core.submit(llm._validator.submission(name, prompt, GREEDY))
-
-
-def drain(llm: LLM) -> list[Output]:
-    outputs = []
-    while llm.core.has_work:
-        outputs += llm.core.step()
-    return outputs
-
-
 @pytest.mark.parametrize("steps", [0, 3])
 def test_requests_that_wait_go_on(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, steps: int
@@ -68,8 +58,8 @@ def test_requests_that_wait_go_on(
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     places = llm.core.stats.running + 8
     for i in range(places):
-        submit(llm, f"lost {i}", [65 + i] * (1 if steps else 40))
-    submit(llm, "waits", prompts[1])
+        submit(llm, f"lost {i}", [65 + i] * (1 if steps else 40), GREEDY)
+    submit(llm, "waits", prompts[1], GREEDY)
     for _ in range(steps):
         llm.core.step()
     jax.clear_caches()  # jit may have dropped its programs when a step fails
@@ -95,7 +85,7 @@ def test_requests_that_fail_step_after_step_do_not_end_the_engine(
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
     Broken(llm, monkeypatch, times=10)
     for i in range(10):
-        submit(llm, str(i), prompts[0])
+        submit(llm, str(i), prompts[0], GREEDY)
         assert [o.error_kind for o in drain(llm) if o.error] == ["EngineError"]
     assert llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids == expected
 
@@ -121,7 +111,7 @@ def test_an_engine_that_fails_without_requests_too_gives_up(
     llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Broken(llm, monkeypatch, times=2, always=True)
-    submit(llm, "last", prompts[0])
+    submit(llm, "last", prompts[0], GREEDY)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         drain(llm)
 
@@ -134,7 +124,7 @@ def test_a_request_whose_sampling_breaks_fails_alone(
     message = llm._validator.submission("bad", prompts[0], broken)
     message.params.logit_bias["no token"] = 1.0  # type: ignore[index]
     llm.core.submit(message)
-    submit(llm, "good", prompts[1])
+    submit(llm, "good", prompts[1], GREEDY)
     outputs = drain(llm)
     assert [o.error_kind for o in outputs if o.request_id == "bad" and o.error] == ["EngineError"]
     assert tuple(t for o in outputs if o.request_id == "good" for t in o.token_ids) == expected
@@ -143,7 +133,7 @@ def test_a_request_whose_sampling_breaks_fails_alone(
 
 def test_a_request_that_cannot_be_added_fails_alone(llm: LLM, prompts: list[list[int]]) -> None:
     expected = llm.generate(prompts[1], GREEDY)[0].outputs[0].token_ids
-    submit(llm, "good", prompts[1])
+    submit(llm, "good", prompts[1], GREEDY)
     message = llm._validator.submission("bad", prompts[0], GREEDY)
     refused = llm.core.submit(msgspec.structs.replace(message, bad_words=[[10**6]]))
     assert refused is not None
@@ -178,7 +168,7 @@ def test_a_grammar_too_complex_to_follow_fails_that_request_alone(
     grammar = "start: " + " | ".join(f'"w{i} x"' for i in range(2100))
     params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar))
     llm.core.submit(llm._validator.submission("bad", prompts[0], params))
-    submit(llm, "good", prompts[1])
+    submit(llm, "good", prompts[1], GREEDY)
     outputs = drain(llm)
     (failure,) = [o for o in outputs if o.error]
     assert (failure.request_id, failure.error_kind) == ("bad", "InvalidRequestError")
@@ -407,7 +397,7 @@ def test_a_grammar_that_no_thread_can_be_started_for_fails_alone(
         too_slow.set_exception(grammar_trial.TooSlowError("too slow"))
         monkeypatch.setattr(queue._quick, "compile", lambda _: too_slow)
     submit_grammar(llm, "refused", regex="[a-y]{3}")
-    submit(llm, "goes on", prompts[0])
+    submit(llm, "goes on", prompts[0], GREEDY)
     outputs = drain(llm)
     assert [o.error_kind for o in outputs if o.error] == ["OverloadedError"]
     assert [o.finish_reason for o in outputs if o.request_id == "goes on"][-1] == "length"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jaxserve.engine.core.protocol import Output
 from jaxserve.engine.device.pending_step import PendingStep
 from jaxserve.engine.frontend.llm import LLM
 from jaxserve.sampling.params import SamplingParams
 from scheduler import Sequence
+from tests.engine_steps import check_one_request_fails_of_nan, drain, submit
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -32,21 +31,6 @@ class Known:
         pass
 
 
-def submit(llm: LLM, name: str, prompt: list[int]) -> None:
-    assert llm.core.submit(llm._validator.submission(name, prompt, GREEDY)) is None
-
-
-def drain(llm: LLM) -> list[Output]:
-    outputs = []
-    while llm.core.has_work:
-        outputs += llm.core.step()
-    return outputs
-
-
-def tokens_of(outputs: list[Output], name: str) -> list[int]:
-    return [t for output in outputs if output.request_id == name for t in output.token_ids]
-
-
 def test_logits_of_nan_after_a_guess_fail_that_request_alone(
     engine: LLM,
     prompts: list[list[int]],
@@ -56,19 +40,7 @@ def test_logits_of_nan_after_a_guess_fail_that_request_alone(
     good, bad = (list(engine.generate(p, GREEDY)[0].outputs[0].token_ids) for p in prompts[1:])
     truth = {tuple(prompts[1]): good, tuple(prompts[2]): bad}
     monkeypatch.setattr(engine.core._speculation, "_proposer", Known(truth))
-    place = next(i for i in range(2, 24) if bad[i] not in {*bad[:i], *good, *prompts[2]})
-    outer = engine.core._runner._params.outer
-    table = tiny_llama_golden["weight:model.embed_tokens.weight"].astype(np.float32)
-    leaf = next(i for i, array in enumerate(outer) if np.array_equal(array, table))
-    whole, outer[leaf] = outer[leaf], outer[leaf].at[bad[place]].set(np.nan)
-    submit(engine, "good", prompts[1])
-    submit(engine, "bad", prompts[2])
-    outputs = drain(engine)
-    outer[leaf] = whole
-    assert tokens_of(outputs, "good") == good
-    assert tokens_of(outputs, "bad") == bad[: place + 1]
-    assert [o.request_id for o in outputs if o.error] == ["bad"]
-    assert engine.core.stats.blocks_used == 0
+    check_one_request_fails_of_nan(engine, tiny_llama_golden, GREEDY, prompts[1:], [good, bad])
 
 
 def test_a_step_that_fails_ends_its_requests_alone(
@@ -86,7 +58,7 @@ def test_a_step_that_fails_ends_its_requests_alone(
 
     monkeypatch.setattr(engine.core._runner, "draw", second_fails)
     for name in ("a", "b"):
-        submit(engine, name, prompts[1])
+        submit(engine, name, prompts[1], GREEDY)
     outputs = drain(engine)
     assert sorted(o.request_id for o in outputs if o.error) == ["a", "b"]
     assert engine.core.stats.blocks_used == 0

@@ -56,7 +56,8 @@ class Speculation:
                 scheduler.draft(sequence, guess[:depth])
 
     def _candidates(self, scheduler: Scheduler) -> SequenceOf[Sequence]:
-        """The sequences that decode, if the next step may verify guesses."""
+        """The sequences that decode, if the next step may verify guesses. Beams aren't among them:
+        what may follow one of their tokens depends on it."""
         sequences = scheduler.decoding
         count = len(sequences)
         if not scheduler.can_draft or count >= self._most_tokens:
